@@ -1,0 +1,56 @@
+# make sweep   the main job: measure the catalogue on this machine's simulated engine, and write the report
+# make test    all tests that need nothing but this folder
+# make lint    ansible-lint (production) and ruff
+# make clean   stop what runs here and remove what the others made
+PYTHON ?= python3
+BIN := .venv/bin
+# Everything stays in this folder: Ansible's own files too.
+export ANSIBLE_HOME := $(CURDIR)/.ansible
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: sweep test lint clean format lock
+
+sweep: $(BIN)/.controller
+	@shardsweep sweep $(SWEEP)
+
+test: $(BIN)/.test
+	@$(BIN)/python -m pytest $(PYTEST)
+
+lint: $(BIN)/.test
+	@ruff check .
+	@ruff format --check .
+	@ansible-lint --offline
+
+format: $(BIN)/.test
+	@ruff check --fix . && ruff format .
+
+# A marker says which lock the environment was made from; a changed lock makes it anew.
+$(BIN)/.controller: requirements/controller.txt pyproject.toml | $(BIN)/python
+	@echo "Installing what a sweep needs into .venv ..."
+	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/controller.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(BIN)/.test: requirements/test.txt $(BIN)/.controller
+	@echo "Installing what the tests need into .venv ..."
+	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/test.txt
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Shardsweep needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 sweep"; exit 1; }
+	@$(PYTHON) -m venv .venv
+
+# The locks, from pyproject.toml (needs uv).
+LOCK = uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --quiet
+lock:
+	$(LOCK) --extra controller --group build --output-file requirements/controller.txt
+	$(LOCK) --all-extras --group test --output-file requirements/test.txt
+	$(LOCK) --extra supervisor --extra simulator --output-file roles/sglang_tools/files/requirements.txt
+
+clean:
+	@if [ -x $(BIN)/ansible-playbook ] && [ -e .shardsweep ]; then ansible-playbook playbooks/stop.yml >/dev/null || \
+	  { echo "What runs here could not be stopped; see: ansible-playbook playbooks/status.yml"; exit 1; }; fi
+	@rm -rf .shardsweep .venv .ansible .pytest_cache .ruff_cache .hypothesis build dist
+	@find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,127 @@
+"""The commands `sweep` and `report`: a playbook run and watched, a table at the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from ..report import write_report
+from ..report.tables import terminal_table
+from .decide import decide
+from .playbooks import NoProject, command_line, run_plain, run_watched
+from .progress import LiveView, PlainView
+from .record import Record, RecordError
+from .store import Campaign, StoreError
+from .sweep import Sweep
+
+_OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+
+
+def sweep_command(
+    inventory: list[str], limit: str | None, variables: dict[str, Any], console: Console, *, as_json: bool = False
+) -> int:
+    """Run sweep.yml with a live view.
+
+    Returns:
+        0 when each configuration ended in an outcome, 1 when the sweep itself failed, 130 when it was interrupted.
+    """
+    out = Console(stderr=True) if as_json else console
+    fold = Sweep()
+    stopping = _Interrupts(out)
+    view = LiveView(out) if out.is_terminal else PlainView(out)
+    arguments = command_line(inventory, limit, variables)
+    try:
+        with stopping, view:
+            status, exit_status = run_watched(
+                "sweep.yml", arguments, lambda event: view.show(fold, fold.take(event)), stopping.asked
+            )
+    except NoProject as error:
+        out.print(str(error), style="red", highlight=False)
+        return _USAGE
+    if status == "canceled":
+        out.print("Interrupted. Giving the host back ...", highlight=False)
+        run_plain("playbooks/give_back.yml", arguments)
+        out.print("What was measured is kept; the same command goes on where it was.", highlight=False)
+        return _INTERRUPTED
+    for error in fold.errors:
+        out.print(error, style="red", highlight=False, markup=False)
+    if fold.folder is None:
+        if not fold.hosts_seen and not fold.errors:
+            out.print("No host took part. Look at the inventory and --limit.", style="red", highlight=False)
+        return exit_status or _FAILED
+    shown = _show(Path(fold.folder), out, as_json=as_json)
+    return exit_status or shown
+
+
+def report_command(folder: Path, console: Console) -> int:
+    """Write a campaign's report again, and show its table."""
+    folder = folder.resolve()
+    campaign = Campaign(folder.parent, folder.name)
+    try:
+        with campaign.locked():
+            records = campaign.records()
+            if not records:
+                console.print(f"There are no records below {folder}.", style="red", highlight=False)
+                return _USAGE
+            write_report(campaign.folder, campaign.about(), records, decide(records) | {"name": campaign.name})
+    except (StoreError, RecordError) as error:
+        console.print(str(error), style="red", highlight=False)
+        return _FAILED
+    return _show(folder, console)
+
+
+def _show(folder: Path, console: Console, *, as_json: bool = False) -> int:
+    records = Campaign(folder.parent, folder.name).records()
+    decision = decide(records) | {"name": folder.name}
+    if as_json:
+        sys.stdout.write(json.dumps(decision, indent=1, sort_keys=True) + "\n")
+        return _OK
+    console.print()
+    console.print(terminal_table(records, decision, width=min(console.width, 100)), highlight=False, markup=False)
+    console.print(_ending(folder, records, decision), highlight=False, markup=False, soft_wrap=True)
+    return _OK
+
+
+def _ending(folder: Path, records: list[Record], decision: dict[str, Any]) -> str:
+    lines = []
+    if decision["simulated"]:
+        release = next(record.engine.version for record in records if record.simulated)
+        lines.append(f"SIMULATED: SGLang {release} was simulated; no number here comes from a GPU.")
+    winner = decision["winner"]
+    lines.append(f"Winner: {winner['sentence']}" if winner else "No winner: no configuration has a valid point.")
+    lines.append(f"Report: {folder / 'report.html'}")
+    if winner:
+        lines.append("Next:")
+        lines.append(f"  shardsweep deploy {winner['configuration']}")
+        lines.append(f"  shardsweep report {folder}")
+        lines.append("  shardsweep sweep --concurrencies 1,8,64,256 --workload chat")
+    return "\n".join(lines)
+
+
+class _Interrupts:
+    """Ctrl-C ends the sweep in order; a second one within its course is left to the terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._asked = threading.Event()
+        self._before: Any = None
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def asked(self) -> bool:
+        return self._asked.is_set()
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked.set()

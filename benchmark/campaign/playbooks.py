@@ -1,0 +1,97 @@
+"""Runs the project's playbooks through ansible-runner, in a clean environment that is gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+_PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "PWD", "SSH_AUTH_SOCK", "TERM", "TMPDIR", "USER")
+"""ansible-runner writes the environment it runs in to its artifacts; a controller's secrets do not belong there."""
+
+
+class NoProject(RuntimeError):  # noqa: N818  (reads as what it is where it is raised)
+    """The playbooks are not where this package is."""
+
+
+def project() -> Path:
+    if not (PROJECT / "playbooks" / "sweep.yml").exists():
+        raise NoProject(
+            f"There are no playbooks at {PROJECT}. Run this from a checkout of Shardsweep (make sweep sets it up), "
+            "or use the collection's playbooks: ansible-playbook shardsweep.serving.sweep."
+        )
+    return PROJECT
+
+
+def command_line(
+    inventory: Sequence[str], limit: str | None, variables: Mapping[str, Any], further: Sequence[str] = ()
+) -> list[str]:
+    """ansible-playbook's arguments behind the playbook's name."""
+
+    arguments = [
+        word for name in inventory for word in ("-i", str(Path(name).absolute() if Path(name).exists() else name))
+    ]
+    if limit:
+        arguments += ["--limit", limit]
+    if variables:
+        arguments += ["-e", json.dumps(dict(variables))]
+    return [*arguments, *further]
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("ANSIBLE_")}
+    kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
+    return kept
+
+
+def run_watched(
+    playbook: str,
+    arguments: Sequence[str],
+    take: Callable[[dict[str, Any]], None],
+    cancelled: Callable[[], bool],
+) -> tuple[str, int]:
+    """Run a playbook and hand each event to `take`.
+
+    Returns:
+        ansible-runner's status ("successful", "failed", "canceled", "timeout") and the exit status.
+    """
+    import ansible_runner
+
+    with tempfile.TemporaryDirectory(prefix="shardsweep-") as scratch:
+
+        def handle(event: dict[str, Any]) -> bool:
+            take(event)
+            return False  # the event is not kept on disk
+
+        before = dict(os.environ)
+        os.environ.clear()
+        os.environ.update(environment())
+        try:
+            done = ansible_runner.run(
+                private_data_dir=scratch,
+                project_dir=str(project()),
+                playbook=playbook,
+                cmdline=shlex.join(arguments),
+                quiet=True,
+                event_handler=handle,
+                cancel_callback=cancelled,
+                settings={"suppress_env_files": True, "pexpect_timeout": 2},
+            )
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        return done.status, done.rc if done.rc is not None else 1
+
+
+def run_plain(playbook: str, arguments: Sequence[str]) -> int:
+    """Run a playbook as `ansible-playbook` would, its own output on the terminal."""
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), playbook, *arguments]
+    return subprocess.run(command, cwd=project(), env=environment(), check=False).returncode

@@ -1,0 +1,105 @@
+"""The live view of a sweep: bars on a terminal, one line an event elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .sweep import Event, Sweep, Turn
+
+_MARKS = {
+    "measured": ("✓", "green"),
+    "known": ("✓", "dim"),
+    "failed": ("✗", "red"),
+    "rejected": ("!", "yellow"),
+    "waiting": ("·", "dim"),
+}
+
+
+class View(Protocol):
+    def __enter__(self) -> View: ...
+
+    def __exit__(self, *problem: object) -> None: ...
+
+    def show(self, sweep: Sweep, events: list[Event]) -> None: ...
+
+
+class PlainView:
+    """One line an event, with the time since the beginning."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = time.monotonic()
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        return None
+
+    def show(self, sweep: Sweep, events: list[Event]) -> None:
+        for event in events:
+            seconds = int(time.monotonic() - self._began)
+            self._console.print(
+                f"{seconds // 60:3d}:{seconds % 60:02d}  {event.text}", highlight=False, markup=False, soft_wrap=True
+            )
+
+
+class LiveView:
+    """One bar a configuration, one step a point; what is running now, the best so far, and the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=4, transient=False)
+        self._sweep: Sweep | None = None
+
+    def __enter__(self) -> LiveView:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._live.__exit__(*problem)  # type: ignore[arg-type]
+
+    def show(self, sweep: Sweep, events: list[Event]) -> None:
+        self._live.update(render(sweep))
+
+
+def render(sweep: Sweep) -> Group:
+    table = Table.grid(padding=(0, 1), expand=True)
+    table.add_column(width=1)
+    table.add_column(no_wrap=True)
+    table.add_column(width=18)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    several = len({turn.host for turn in sweep.turns.values()}) > 1
+    for turn in sweep.turns.values():
+        mark, style = _MARKS.get(turn.state, (">", "cyan"))
+        name = f"{turn.host} {turn.name}" if several else turn.name
+        total = max(len(turn.rungs), 1)
+        done = total if turn.over else len(turn.done)
+        steps = f"{len(turn.done)}/{total}" if turn.rungs else ""
+        bar = ProgressBar(total=total, completed=done, width=18, complete_style=style, finished_style=style)
+        table.add_row(Text(mark, style), Text(name), bar, Text(steps), Text(_detail(turn), "dim" if turn.over else ""))
+    return Group(table, Text(_footer(sweep), "dim"))
+
+
+def _detail(turn: Turn) -> str:
+    if turn.state in ("failed", "rejected"):
+        return turn.sentence or turn.state
+    if turn.state == "waiting":
+        return ""
+    return f"{turn.state}: {turn.detail}" if not turn.over else turn.detail
+
+
+def _footer(sweep: Sweep) -> str:
+    parts = [f"{len(sweep.ended())} of {len(sweep.turns)} done"] if sweep.turns else ["preparing"]
+    if best := sweep.best():
+        parts.append(f"best so far {best.name} with {best.peak:,.0f} tok/s")
+    if left := sweep.seconds_left():
+        parts.append(f"about {int(left) // 60}:{int(left) % 60:02d} left")
+    return "  ·  ".join(parts)

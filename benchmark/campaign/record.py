@@ -1,0 +1,244 @@
+"""The record: everything about one configuration on one host, as one versioned JSON document.
+
+Raw values are kept beside a record (one line a request); what stands here is derived from them and can be
+derived again. Times are seconds, sizes are bytes, rates are per second; dates are ISO 8601 in UTC.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+Outcome = Literal["measured", "failed", "rejected", "skipped"]
+
+
+class RecordError(ValueError):
+    """A record that cannot be read; the text says what is wrong and where."""
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample in numbers. Percentiles interpolate linearly between order statistics (Hyndman-Fan type 7)."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float | None
+    """None where the sample is smaller than 1,000: it would rest on fewer than ten values."""
+    min: float
+    max: float
+
+
+class Flag(msgspec.Struct, frozen=True, kw_only=True):
+    """Something noticed about a point. `invalid` takes the point out of every ranking and picture."""
+
+    id: str
+    severity: Literal["note", "warning", "invalid"]
+    message: str
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One concurrency measured once."""
+
+    workload: str
+    concurrency: int
+    repeat: int = 1
+    started_at: str
+    duration_seconds: float
+    """From the first request sent to the last answer complete."""
+    window_seconds: float
+    """The steady part that the rates below are taken from."""
+    requests_completed: int
+    requests_failed: int
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens of completed requests, from the server's `usage`."""
+    output_tokens_per_second: float | None = None
+    output_tokens_per_second_half_width: float | None = None
+    """Of its 95 % interval, by batch means over the window, as a fraction of it."""
+    prompt_tokens_per_second: float | None = None
+    """Prompt tokens of the requests whose first token came inside the window, over the window."""
+    requests_per_second: float | None = None
+    output_tokens_per_second_per_user: float | None = None
+    """1 / median TPOT: the speed that one user sees while tokens flow."""
+    ttft_seconds: Distribution | None = None
+    itl_seconds: Distribution | None = None
+    tpot_seconds: Distribution | None = None
+    e2e_seconds: Distribution | None = None
+    first_content_seconds: Distribution | None = None
+    """As TTFT, to the first text that is not reasoning; only where the two differ."""
+    rate: float | None = None
+    """Requests a second that were offered; None: a closed loop, always `concurrency` in flight."""
+    goodput_requests_per_second: float | None = None
+    """Requests a second inside the stated limits; from an open loop only."""
+    flags: list[Flag] = []
+    errors: dict[str, int] = {}
+    """Text of a failure -> how often."""
+    client: dict[str, Any] = {}
+    """The load generator about itself: CPU share, lateness, clock source."""
+    server: dict[str, Any] = {}
+    """The engine's counters over the same window."""
+    telemetry: dict[str, Any] = {}
+    """Power, clocks, utilization, energy; empty where nothing can be read."""
+    raw: str | None = None
+    """File name of the requests, beside the record."""
+
+    @property
+    def valid(self) -> bool:
+        return not any(flag.severity == "invalid" for flag in self.flags)
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a configuration did not run, in the user's words."""
+
+    kind: str
+    """Stable identifier, such as `out_of_memory_weights` or a rule's id."""
+    stage: str
+    """Where: `check`, `plan`, `stop`, or a stage of the start (engine/lifecycle.py), or `measuring`."""
+    sentence: str
+    evidence: list[str] = []
+    """Lines of the engine's log."""
+    advice: str = ""
+    may_pass: bool = False
+    """Whether another try, with nothing changed, could end differently."""
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    seconds: float
+    """Since the engine was started."""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of the engine, as its log and its endpoints told it."""
+
+    started_at: str
+    ready_seconds: float | None = None
+    stages: list[Stage] = []
+    weights_bytes: int | None = None
+    """A GPU."""
+    kv_bytes: int | None = None
+    """A GPU."""
+    kv_tokens: int | None = None
+    graph_bytes: int | None = None
+    available_before_load_bytes: int | None = None
+    available_after_load_bytes: int | None = None
+    max_running_requests: int | None = None
+    transports: dict[str, int] = {}
+    """NCCL's choice -> channels, such as {"P2P/CUMEM": 16}."""
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    description: str = ""
+    against: str | None = None
+    hypothesis: str | None = None
+    engine: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    arguments: list[str] = []
+    """The command line, whole; secrets never get here."""
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    gpus: list[dict[str, Any]] = []
+    """index, name, memory_bytes, ... as nvidia-smi told them."""
+    driver: str | None = None
+    hardware: str | None = None
+    details: dict[str, Any] = {}
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    name: Literal["sglang", "simulated"]
+    version: str
+    packages: dict[str, str] = {}
+
+    @property
+    def simulated(self) -> bool:
+        return self.name == "simulated"
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    path: str = ""
+    revision: str | None = None
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    schema_version: int = SCHEMA_VERSION
+    fingerprint: str
+    """sha256 over `fingerprint_of`: the same inputs need no second measurement."""
+    fingerprint_of: dict[str, Any] = {}
+    created_at: str
+    updated_at: str
+    configuration: Configuration
+    host: Host
+    engine: Engine
+    model: Model
+    workload: dict[str, Any] = {}
+    ladder: list[int] = []
+    outcome: Outcome
+    complete: bool = False
+    """Every rung of the ladder was measured, or the outcome is final."""
+    failure: Failure | None = None
+    start: Start | None = None
+    plan: dict[str, Any] = {}
+    """What was predicted before the start."""
+    points: list[Point] = []
+    tools_version: str = ""
+
+    @property
+    def simulated(self) -> bool:
+        return self.engine.simulated
+
+    def peak(self) -> Point | None:
+        """The valid point with the highest output throughput."""
+        usable = [p for p in self.points if p.valid and p.output_tokens_per_second]
+        return max(usable, key=lambda p: p.output_tokens_per_second or 0.0, default=None)
+
+    def at(self, concurrency: int) -> Point | None:
+        """The last valid point at this concurrency."""
+        return next((p for p in reversed(self.points) if p.valid and p.concurrency == concurrency), None)
+
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoder = msgspec.json.Decoder(Record)
+
+
+def dump(record: Record) -> bytes:
+    """The record as indented JSON, keys of mappings sorted, one trailing newline."""
+    return msgspec.json.format(_encoder.encode(record), indent=1) + b"\n"
+
+
+def load(text: bytes | str, where: str = "record") -> Record:
+    """Read a record, of this schema version or an older one.
+
+    Raises:
+        RecordError: not JSON, not a record, or written by a newer version.
+    """
+    try:
+        version = msgspec.json.decode(text, type=_Versioned).schema_version
+    except msgspec.MsgspecError as error:
+        raise RecordError(f"{where} is not a record: {error}") from error
+    if version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{where} has schema version {version}; this Shardsweep reads up to {SCHEMA_VERSION}. "
+            "Upgrade Shardsweep, or measure again."
+        )
+    try:
+        return _decoder.decode(text)
+    except msgspec.MsgspecError as error:
+        raise RecordError(f"{where} is not a record of schema version {version}: {error}") from error
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a record."""
+    return msgspec.json.schema(Record)

@@ -1,0 +1,233 @@
+"""A sweep as its events tell it: ansible-runner's event stream folded into plain state. No I/O."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_ENDED = ("measured", "failed", "rejected", "known")
+
+
+@dataclass
+class Turn:
+    """One configuration's turn on one host."""
+
+    name: str
+    host: str
+    rungs: list[int]
+    state: str = "waiting"
+    """waiting, opening, stopping, starting, measuring, measured, failed, rejected, known (measured before)."""
+    detail: str = ""
+    done: list[int] = field(default_factory=list)
+    began_at: float | None = None
+    ended_at: float | None = None
+    peak: float | None = None
+    peak_concurrency: int | None = None
+    sentence: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state in _ENDED
+
+
+@dataclass
+class Event:
+    """Something worth a line, for whoever reads a log."""
+
+    text: str
+    turn: Turn | None = None
+
+
+class Sweep:
+    """Folds events into turns. `take` answers what is new, so that a plain log needs no state of its own."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.turns: dict[tuple[str, str], Turn] = {}
+        self.folder: str | None = None
+        self.errors: list[str] = []
+        self.hosts_seen = False
+        self._clock = clock
+        self._current: dict[str, str] = {}
+
+    def take(self, event: Mapping[str, Any]) -> list[Event]:
+        data = event.get("event_data") or {}
+        host = str(data.get("host") or "")
+        result = data.get("res") if isinstance(data.get("res"), dict) else {}
+        match event.get("event"):
+            case "runner_on_ok" | "runner_item_on_ok":
+                self.hosts_seen = True
+                return self._ok(host, data, result)
+            case "runner_retry":
+                return self._looked(host, data, result)
+            case "runner_on_failed" if not data.get("ignore_errors"):
+                self.hosts_seen = True
+                return self._failed(host, data, result)
+            case "runner_on_unreachable":
+                text = f"{host} cannot be reached: {result.get('msg', 'no reason given')}"
+                self.errors.append(text)
+                return [Event(text)]
+        return []
+
+    def ended(self) -> list[Turn]:
+        return [turn for turn in self.turns.values() if turn.over]
+
+    def seconds_left(self) -> float | None:
+        """From the turns that ran: None before the first is over."""
+        spent = [
+            turn.ended_at - turn.began_at
+            for turn in self.turns.values()
+            if turn.state == "measured" and turn.began_at and turn.ended_at
+        ]
+        if not spent:
+            return None
+        each = sum(spent) / len(spent)
+        left = 0.0
+        for turn in self.turns.values():
+            if turn.state == "waiting":
+                left += each
+            elif not turn.over and turn.began_at:
+                left += max(0.0, each - (self._clock() - turn.began_at))
+        return left / max(1, len({turn.host for turn in self.turns.values()}))
+
+    def best(self) -> Turn | None:
+        return max((turn for turn in self.turns.values() if turn.peak), key=lambda turn: turn.peak or 0, default=None)
+
+    def _turn(self, host: str) -> Turn | None:
+        return self.turns.get((host, self._current.get(host, "")))
+
+    def _ok(self, host: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> list[Event]:
+        facts = result.get("ansible_facts") or {}
+        if "sglang_sweep_plan" in facts:
+            return self._planned(host, data, facts["sglang_sweep_plan"])
+        answer = _answer(result)
+        task = str(data.get("task") or "")
+        if answer is None:
+            return []
+        if "Begin |" in task:
+            return self._begun(host, task, answer)
+        if "Reject |" in task:
+            return self._rejected(host, task)
+        if "Switch |" in task or "Point |" in task:
+            return self._stepped(host, task, answer)
+        if "Record | close" in task:
+            return self._closed(host, answer)
+        if "report" in answer and "folder" in answer:
+            self.folder = answer["folder"]
+        return []
+
+    def _looked(self, host: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> list[Event]:
+        answer = _answer(result)
+        return self._stepped(host, str(data.get("task") or ""), answer) if answer else []
+
+    def _planned(self, host: str, data: Mapping[str, Any], plan: list[Mapping[str, Any]]) -> list[Event]:
+        events = []
+        for entry in plan:
+            turn = Turn(name=entry["name"], host=host, rungs=[])
+            turn.sentence = entry["sentence"]
+            self.turns[host, entry["name"]] = turn
+            verdict = "" if entry["verdict"] == "runs" else f": {entry['verdict']}, {entry['sentence']}"
+            events.append(Event(f"{host}  plan  {entry['name']}{verdict}", turn))
+        return events
+
+    def _begun(self, host: str, task: str, answer: Mapping[str, Any]) -> list[Event]:
+        name = task.rsplit(" ", 1)[-1]
+        self._current[host] = name
+        turn = self.turns.setdefault((host, name), Turn(name=name, host=host, rungs=[]))
+        turn.began_at = self._clock()
+        turn.done = list(answer.get("measured") or [])
+        turn.rungs = list(answer.get("ladder") or turn.rungs)
+        turn.state = "known" if answer.get("complete") else "opening"
+        if turn.state == "known":
+            turn.detail = "measured before"
+            return [Event(f"{host}  {name}  measured before, kept", turn)]
+        return []
+
+    def _rejected(self, host: str, task: str) -> list[Event]:
+        name = task.rsplit(" ", 1)[-1]
+        turn = self.turns.setdefault((host, name), Turn(name=name, host=host, rungs=[]))
+        turn.state = "rejected"
+        return [Event(f"{host}  {name}  rejected: {turn.sentence}", turn)]
+
+    def _stepped(self, host: str, task: str, answer: Mapping[str, Any]) -> list[Event]:
+        turn = self._turn(host)
+        if turn is None or "phase" not in answer:
+            return []
+        before = (turn.state, turn.detail)
+        if "Point |" in task:
+            return self._point(turn, task, answer)
+        if answer["phase"] in ("stopping", "starting", "ready"):
+            turn.state = "stopping" if answer["phase"] == "stopping" else "starting"
+            turn.detail = "ready" if answer["phase"] == "ready" else str(answer.get("waiting_for") or "")
+        elif answer["phase"] == "failed":
+            turn.sentence = (answer.get("failure") or {}).get("sentence", "")
+        return [] if before == (turn.state, turn.detail) else [Event(_line(turn), turn)]
+
+    def _point(self, turn: Turn, task: str, answer: Mapping[str, Any]) -> list[Event]:
+        rung = int(task.rsplit(" ", 1)[-1]) if task.rsplit(" ", 1)[-1].isdigit() else 0
+        turn.state = "measuring"
+        if answer["phase"] == "running":
+            turn.detail = _progress(rung, answer.get("progress") or {})
+            return []
+        if answer["phase"] == "failed":
+            turn.sentence = str(answer.get("failure") or "")
+            return []
+        point = answer.get("point") or {}
+        turn.done.append(rung)
+        rate = point.get("output_tokens_per_second")
+        turn.detail = f"concurrency {rung}: {rate:,.1f} tok/s" if rate else f"concurrency {rung}: no rate"
+        if not point.get("valid", True):
+            turn.detail += f" (invalid: {'; '.join(point.get('flags') or ['see the report'])})"
+        elif rate and rate > (turn.peak or 0):
+            turn.peak, turn.peak_concurrency = rate, rung
+        return [Event(_line(turn), turn)]
+
+    def _closed(self, host: str, answer: Mapping[str, Any]) -> list[Event]:
+        turn = self._turn(host)
+        if turn is None:
+            return []
+        if turn.state != "known":
+            turn.state = "measured" if answer.get("outcome") == "measured" else "failed"
+        turn.ended_at = self._clock()
+        turn.sentence = answer.get("failure") or ""
+        if peak := answer.get("peak_output_tokens_per_second"):
+            turn.peak, turn.peak_concurrency = peak, answer.get("peak_concurrency")
+        turn.detail = turn.sentence or (f"peak {turn.peak:,.1f} tok/s at {turn.peak_concurrency}" if turn.peak else "")
+        return [Event(_line(turn), turn)]
+
+    def _failed(self, host: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> list[Event]:
+        answer = _answer(result) or {}
+        text = answer.get("error") or answer.get("failure") or result.get("msg") or "failed"
+        if isinstance(text, Mapping):
+            text = text.get("sentence", "failed")
+        turn = self._turn(host)
+        if turn is not None and not turn.over and turn.state != "waiting":
+            # Rescued: the turn ends as failed, and says so when its record is closed.
+            turn.sentence = str(text)
+            return []
+        self.errors.append(f"{host}: {text}")
+        return [Event(f"{host}  {text}")]
+
+
+def _answer(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The JSON object that a verb printed, if this result is a verb's."""
+    text = result.get("stdout")
+    if not isinstance(text, str) or not text.lstrip().startswith("{"):
+        return None
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _progress(rung: int, progress: Mapping[str, Any]) -> str:
+    rate = progress.get("output_tokens_per_second")
+    phase = str(progress.get("phase") or "starting")
+    return f"concurrency {rung}, {phase}" + (f", {rate:,.0f} tok/s" if rate else "")
+
+
+def _line(turn: Turn) -> str:
+    return f"{turn.host}  {turn.name}  {turn.state}" + (f"  {turn.detail}" if turn.detail else "")

@@ -1,0 +1,152 @@
+"""The command `shardsweep`. A command is a playbook or a pure function; what is heavy is imported where used."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from . import __version__
+
+application = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Finds by measurement how to split a mixture-of-experts model over the GPUs of a PCIe host.",
+)
+
+Inventory = Annotated[list[str] | None, typer.Option("-i", "--inventory", help="As ansible-playbook's.")]
+Limit = Annotated[str | None, typer.Option("--limit", help="Only these hosts.")]
+Variables = Annotated[list[str] | None, typer.Option("-e", "--extra-vars", metavar="KEY=VALUE", help="A variable.")]
+Yes = Annotated[bool, typer.Option("--interrupt", help="Stop what serves without asking.")]
+
+
+class ExitStatus(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    INTERRUPTED = 130
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        Console().print(f"shardsweep {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@application.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    pass
+
+
+@application.command()
+def sweep(
+    configurations: Annotated[list[str] | None, typer.Argument(help="Which; all of the catalogue without.")] = None,
+    concurrencies: Annotated[str | None, typer.Option(help="The ladder, such as 1,8,64.")] = None,
+    workload: Annotated[str | None, typer.Option(help="A shipped workload: quick, chat, long_prompt, text.")] = None,
+    after: Annotated[str | None, typer.Option(help="What runs afterwards: previous, winner or stopped.")] = None,
+    interrupt: Yes = False,
+    inventory: Inventory = None,
+    limit: Limit = None,
+    extra: Variables = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The decision as JSON on standard output.")] = False,
+) -> None:
+    """Measure the configurations, and write the report."""
+    from .campaign.command import sweep_command
+
+    variables = _variables(extra)
+    for name, value in (
+        ("configs", ",".join(configurations or [])),
+        ("concurrencies", concurrencies),
+        ("workload", workload),
+        ("after", after),
+        ("interrupt", interrupt or None),
+    ):
+        if value:
+            variables[name] = value
+    raise typer.Exit(sweep_command(inventory or [], limit, variables, Console(), as_json=as_json))
+
+
+@application.command()
+def deploy(
+    configuration: Annotated[str, typer.Argument(help="A configuration of the catalogue.")],
+    interrupt: Yes = False,
+    inventory: Inventory = None,
+    limit: Limit = None,
+    extra: Variables = None,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
+) -> None:
+    """Put one configuration into service."""
+    variables = _variables(extra) | {"config": configuration}
+    if interrupt:
+        variables["interrupt"] = True
+    _play("deploy.yml", inventory, limit, variables, ("--check", "--diff") if check else ())
+
+
+@application.command()
+def status(inventory: Inventory = None, limit: Limit = None, extra: Variables = None) -> None:
+    """Show what runs, since when, and the last failure."""
+    _play("playbooks/status.yml", inventory, limit, _variables(extra))
+
+
+@application.command()
+def stop(inventory: Inventory = None, limit: Limit = None, extra: Variables = None) -> None:
+    """Stop what serves, and prove it gone."""
+    _play("playbooks/stop.yml", inventory, limit, _variables(extra))
+
+
+@application.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A campaign's folder.", exists=True, file_okay=False)],
+) -> None:
+    """Write the report of a campaign again, from its records."""
+    from .campaign.command import report_command
+
+    raise typer.Exit(report_command(folder, Console()))
+
+
+@application.command()
+def schema() -> None:
+    """Print the JSON schema of a record."""
+    from .campaign.record import schema as record_schema
+
+    sys.stdout.write(json.dumps(record_schema(), indent=1) + "\n")
+
+
+def _play(
+    playbook: str,
+    inventory: list[str] | None,
+    limit: str | None,
+    variables: dict[str, Any],
+    further: tuple[str, ...] = (),
+) -> NoReturn:
+    from .campaign.playbooks import NoProject, command_line, run_plain
+
+    try:
+        status = run_plain(playbook, command_line(inventory or [], limit, variables, further))
+    except NoProject as error:
+        Console(stderr=True).print(str(error), style="red", highlight=False)
+        raise typer.Exit(ExitStatus.USAGE) from None
+    raise typer.Exit(status)
+
+
+def _variables(extra: list[str] | None) -> dict[str, Any]:
+    """`-e key=value` pairs, and `-e @file` left to Ansible is not among them."""
+    found: dict[str, Any] = {}
+    for pair in extra or []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise typer.BadParameter(f"'{pair}' is not key=value.", param_hint="-e")
+        found[key] = value
+    return found
+
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -1,0 +1,74 @@
+"""What a sweep will do, before any host is touched: the configurations in their order, each with its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .configuration import merge_catalogues, resolve, runnable_names
+from .hardware import Host, UnknownHardware, find_host
+from .models import ModelShape, UnknownModel, load_model
+from .plan import plan_configuration
+
+
+def plan(
+    wanted: str | Sequence[str] | None,
+    catalogue: Mapping[str, Any],
+    site: Mapping[str, Any] | None,
+    setting: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """The sweep's configurations, each behind its baseline, doubtful ones last.
+
+    Args:
+        wanted: names, `"ep8,ep4"` or a list; all that are not abstract where empty.
+        setting: {"release", "model": path or shipped name, "gpus": [{"name", "memory_bytes"}], "workload": {...},
+            "ladder": [...], "plan": "on" | "off"}. With `off` only what certainly cannot start is rejected, and
+            what will not fit is tried.
+
+    Returns:
+        [{"name", "verdict": "runs" | "doubtful" | "rejected", "sentence", "configuration", "plan"}].
+
+    Raises:
+        ConfigurationError: an unknown name, a circle, a bad entry.
+    """
+    merged = merge_catalogues(catalogue, site)
+    shape, host = known_model(setting.get("model")), known_host(setting.get("gpus") or [])
+    entries = [_entry(resolve(name, merged), shape, host, setting) for name in runnable_names(merged, wanted)]
+    return sorted(entries, key=lambda entry: entry["verdict"] == "doubtful")
+
+
+def known_model(source: Any) -> ModelShape | None:
+    """The model's shape, or None where it cannot be known here (its files are on the host)."""
+    try:
+        return load_model(str(source)) if source else None
+    except (UnknownModel, OSError, ValueError):
+        return None
+
+
+def known_host(gpus: Sequence[Mapping[str, Any]]) -> Host | None:
+    """The host that these GPUs make, or None where one of them is not in the table."""
+    if not gpus:
+        return None
+    try:
+        return find_host(f"{len(gpus)}x {gpus[0]['name']}")
+    except UnknownHardware:
+        return None
+
+
+def _entry(
+    configuration: dict[str, Any], shape: ModelShape | None, host: Host | None, setting: Mapping[str, Any]
+) -> dict[str, Any]:
+    planned = plan_configuration(
+        configuration, shape, host, setting["release"], setting.get("workload"), setting.get("ladder") or []
+    )
+    verdict, sentence = planned["verdict"], planned["sentence"]
+    refused = any(rule["severity"] == "reject" for rule in planned.get("rules", []))
+    if verdict == "rejected" and str(setting.get("plan", "on")).lower() in ("off", "false", "no") and not refused:
+        verdict = "runs"
+    return {
+        "name": configuration["name"],
+        "verdict": verdict,
+        "sentence": sentence,
+        "configuration": configuration,
+        "plan": planned,
+    }

@@ -1,0 +1,34 @@
+"""Values as systemd reads them in a unit file (systemd.syntax(7), systemd.service(5), systemd.unit(5))."""
+
+from __future__ import annotations
+
+
+class UnitError(ValueError):
+    """A value that a unit file cannot carry."""
+
+
+def _quoted(text: str) -> str:
+    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise UnitError(f"{text!r} has a control character, which a unit file cannot carry. Take it out.")
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
+
+
+def argument(value: object) -> str:
+    """One word of ExecStart=, which arrives in the process as it was written.
+
+    Raises:
+        UnitError: it has a control character.
+    """
+    text = str(value)
+    if text and all(char.isalnum() or char in "-_./:,=+@" for char in text) and text.isascii():
+        return text
+    return _quoted(text).replace("$", "$$")
+
+
+def assignment(name: str, value: object) -> str:
+    """One assignment of Environment=; there `$` has no meaning and `%` has.
+
+    Raises:
+        UnitError: it has a control character.
+    """
+    return _quoted(f"{name}={value}")

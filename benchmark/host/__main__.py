@@ -1,0 +1,174 @@
+"""`shardsweep-host VERB`: what Ansible calls on a host. Each verb answers one JSON object on standard output.
+
+Exit status: 0 with an answer, 2 with {"error": "..."} when this host stops the verb.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from . import engine_http, gpus, holding, jobs, lease, processes, records
+from .rollback import restore
+from .services import configuration_of, manager_for
+from .settings import HostError, Settings, read_json, read_settings
+from .switch import running, serving_units, switch
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        settings = read_settings(options.settings)
+        answer = _VERBS[options.verb](settings, options)
+    except HostError as error:
+        answer, status = {"error": str(error)}, 2
+    else:
+        status = 0
+    if answer is not None:
+        sys.stdout.write(json.dumps(msgspec.to_builtins(answer), sort_keys=True) + "\n")
+    return status
+
+
+def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    """What runs here, what it holds, who is at the port. Changes nothing."""
+    manager = manager_for(settings)
+    known = running(settings)
+    serving = []
+    for unit in serving_units(settings, manager, options.yields):
+        state = manager.state(unit)
+        last = known.get(unit, {})
+        serving.append(
+            {
+                "unit": unit,
+                "configuration": configuration_of(unit),
+                "activity": state.activity,
+                "pid": state.pid,
+                "started_at": state.started_at,
+                "fingerprint": last.get("fingerprint"),
+                "ready_seconds": last.get("ready_seconds"),
+            }
+        )
+    devices = gpus.gpus(settings)
+    holders = processes.port_holders(settings.port)
+    last_switch = read_json(settings.state / "switch.json", {})
+    return {
+        "manager": settings.manager,
+        "engine": settings.engine,
+        "user": getpass.getuser(),
+        "serving": serving,
+        "health": engine_http.health(settings) if serving else "refused",
+        "gpus": gpus.summary(devices) or "no GPU",
+        "port": {"number": settings.port, "holders": None if holders is None else [str(h) for h in holders]},
+        "lease": lease.current(settings),
+        "last_failure": last_switch.get("failure"),
+    }
+
+
+def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return switch(settings, options.configuration, options.fingerprint, options.token, yields=options.yields)
+
+
+def _stop(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    answer = switch(settings, None, "", options.token, yields=options.yields)
+    if answer["phase"] == "stopped" and lease.current(settings) is None:
+        manager_for(settings).release()
+    return answer
+
+
+def _restore(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return restore(settings, options.units, options.token)
+
+
+def _sweep_begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return holding.begin(settings, options.token, options.owner, options.after, options.yields)
+
+
+def _sweep_end(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return holding.end(settings, options.token, options.after)
+
+
+def _guard(settings: Settings, options: argparse.Namespace) -> None:
+    holding.guard(settings)
+
+
+def _begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return records.begin(settings, _standard_input())
+
+
+def _started(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    records.started(settings, options.configuration, options.fingerprint, _standard_input())
+    return {"noted": True}
+
+
+def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return jobs.measure(settings, _standard_input())
+
+
+def _run_job(settings: Settings, options: argparse.Namespace) -> None:
+    from .job import run
+
+    run(settings)
+
+
+def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    said = _standard_input()
+    records.fail(settings, options.configuration, options.fingerprint, said["failure"], said.get("start") or {})
+    return records.finish(settings, options.configuration, options.fingerprint)
+
+
+def _finish(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return records.finish(settings, options.configuration, options.fingerprint)
+
+
+def _standard_input() -> dict[str, Any]:
+    try:
+        said = json.load(sys.stdin)
+    except ValueError as error:
+        raise HostError(f"Standard input is not JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise HostError("Standard input is not a JSON object.")
+    return said
+
+
+_VERBS = {
+    "observe": observe,
+    "switch": _switch,
+    "stop": _stop,
+    "restore": _restore,
+    "sweep-begin": _sweep_begin,
+    "sweep-end": _sweep_end,
+    "guard": _guard,
+    "begin": _begin,
+    "started": _started,
+    "measure": _measure,
+    "run-job": _run_job,
+    "fail": _fail,
+    "finish": _finish,
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="shardsweep-host", description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="the host's settings file")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for name in _VERBS:
+        verb = verbs.add_parser(name)
+        verb.add_argument("configuration", nargs="?")
+        verb.add_argument("--fingerprint", default="")
+        verb.add_argument("--token", default="")
+        verb.add_argument("--owner", default="")
+        verb.add_argument("--after", choices=("previous", "winner", "stopped"))
+        verb.add_argument("--units", nargs="*", default=[])
+        verb.add_argument("--yields", nargs="*", default=[])
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

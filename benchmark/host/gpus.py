@@ -1,0 +1,134 @@
+"""The host's GPUs as nvidia-smi tells them. The same code reads the simulated GPU's stand-in."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+from typing import Any
+
+import msgspec
+
+from .settings import HostError, Settings
+
+QUERY_SECONDS = 8.0
+"""A driver in trouble (Xid 119) lets nvidia-smi hang; the host is then failed, not waited for."""
+
+_FIELDS = ("index", "name", "uuid", "pci.bus_id", "memory.total", "memory.used", "driver_version", "power.limit")
+_MIB = 1 << 20
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    name: str
+    uuid: str
+    bus_id: str
+    memory_bytes: int
+    used_bytes: int
+    driver: str
+    power_limit_watts: float | None = None
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that holds GPU memory."""
+
+    pid: int
+    command: str
+    bytes: int | None
+    uuid: str
+
+
+def run_nvidia_smi(settings: Settings, *arguments: str) -> str | None:
+    """nvidia-smi's answer; None where the host has no nvidia-smi.
+
+    Raises:
+        HostError: it hangs, or fails (driver and library do not match, a GPU needs a reset).
+    """
+    command = [*settings.nvidia_smi, *arguments]
+    try:
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=QUERY_SECONDS,
+            env={**os.environ, **settings.environment},
+            check=False,
+        )
+    except FileNotFoundError:
+        return None
+    except subprocess.TimeoutExpired:
+        raise HostError(
+            f"nvidia-smi did not answer within {QUERY_SECONDS:g} s. Look for Xid lines in the kernel log "
+            "(dmesg | grep Xid); a GPU that is stuck needs a reset or a reboot."
+        ) from None
+    if answer.returncode != 0:
+        said = (answer.stdout + answer.stderr).strip().splitlines()
+        if "No devices were found" in answer.stdout:
+            return None
+        raise HostError(f"nvidia-smi failed (exit {answer.returncode}): {said[0] if said else 'it said nothing'}.")
+    return answer.stdout
+
+
+def gpus(settings: Settings) -> list[Gpu]:
+    """The GPUs of this host, by index; [] where there is none.
+
+    Raises:
+        HostError: as run_nvidia_smi.
+    """
+    text = run_nvidia_smi(settings, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+    return parse_gpus(text or "")
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """Lines of `--query-gpu=... --format=csv,noheader,nounits` with the fields of this module, as GPUs.
+
+    Raises:
+        HostError: a line is not of that form, or a GPU's memory cannot be read (it needs a reset).
+    """
+    found = []
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        if not row:
+            continue
+        cells = dict(zip(_FIELDS, (cell.strip() for cell in row), strict=False))
+        total, used = _number(cells.get("memory.total")), _number(cells.get("memory.used"))
+        if len(row) != len(_FIELDS) or not cells["index"].isdigit() or total is None or used is None:
+            raise HostError(f"nvidia-smi answered a line that cannot be read: '{','.join(row)[:200]}'.")
+        found.append(
+            Gpu(
+                index=int(cells["index"]),
+                name=cells["name"],
+                uuid=cells["uuid"],
+                bus_id=cells["pci.bus_id"],
+                memory_bytes=int(total * _MIB),
+                used_bytes=int(used * _MIB),
+                driver=cells["driver_version"],
+                power_limit_watts=_number(cells["power.limit"]),
+            )
+        )
+    return sorted(found, key=lambda gpu: gpu.index)
+
+
+def holders(settings: Settings) -> list[Holder]:
+    """The processes that hold memory of a GPU, as far as nvidia-smi sees them."""
+    text = run_nvidia_smi(
+        settings, "--query-compute-apps=pid,process_name,used_gpu_memory,gpu_uuid", "--format=csv,noheader,nounits"
+    )
+    found = []
+    for row in csv.reader((text or "").splitlines(), skipinitialspace=True):
+        if len(row) == 4 and row[0].strip().isdigit():
+            used = _number(row[2])
+            size = None if used is None else int(used * _MIB)
+            found.append(Holder(pid=int(row[0]), command=row[1].strip(), bytes=size, uuid=row[3].strip()))
+    return found
+
+
+def _number(cell: str | None) -> float | None:
+    """A cell's number; None for `[N/A]`, `[Not Supported]`, `[GPU requires reset]` and the like."""
+    match = re.match(r"-?\d+(?:\.\d+)?", cell or "")
+    return float(match.group()) if match else None
+
+
+def summary(found: list[Gpu]) -> list[dict[str, Any]]:
+    return [msgspec.to_builtins(gpu) for gpu in found]

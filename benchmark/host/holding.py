@@ -1,0 +1,75 @@
+"""A sweep takes a host and gives it back, or is relieved of it.
+
+When nobody has renewed the lease for `lease_seconds` (the controller was killed, the network is gone), the guard, a
+unit of the host itself, ends the sweep and brings back what the lease remembers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from . import lease
+from .rollback import restore
+from .services import GUARD_UNIT, JOB_UNIT, manager_for
+from .settings import HostError, Settings
+from .switch import serving_units
+
+_LOOK_SECONDS = 2.0
+
+
+def begin(settings: Settings, token: str, owner: str, after: str, yields: list[str]) -> dict[str, Any]:
+    """Take the host for a sweep, and remember what serves now.
+
+    Returns:
+        {"previous": [units], "after"}.
+
+    Raises:
+        HostError: another sweep holds it.
+    """
+    manager = manager_for(settings)
+    held = lease.current(settings)
+    if held and held["token"] != token and lease.alive(settings, held):
+        raise HostError(
+            f"Another sweep holds this host: {held['owner']}, heard of {time.time() - held['renewed_at']:.0f} s ago. "
+            f"Wait for it; a sweep that was killed lets go after {settings.lease_seconds:.0f} s of silence."
+        )
+    # An unfinished sweep left its own engine behind; what served before it is what is to come back.
+    previous = held["previous"] if held else serving_units(settings, manager, yields)
+    lease.take(
+        settings, {"token": token, "owner": owner, "after": after, "previous": previous, "began_at": time.time()}
+    )
+    manager.start(GUARD_UNIT)
+    return {"previous": previous, "after": after}
+
+
+def end(settings: Settings, token: str, after: str | None = None) -> dict[str, Any]:
+    """One step towards the sweep's end: `after` (the lease's own where None) decides what runs then.
+
+    `previous` brings back what served, `stopped` leaves nothing, `winner` leaves what runs now (the caller has
+    switched to it). Call again until "phase" is "restored" or "failed".
+    """
+    held = lease.current(settings)
+    if held is None or after == "winner":
+        lease.drop(settings)
+        return {"phase": "restored", "serving": [], "failure": None}
+    # A guard that finds its sweep's controller gone cannot know a winner: what served before is the safe answer.
+    units = [] if (after or held["after"]) == "stopped" else held["previous"]
+    said = restore(settings, units, f"{token}-end")
+    if said["phase"] != "restoring":
+        lease.drop(settings)
+        if not said["serving"]:
+            manager_for(settings).release()
+    return said
+
+
+def guard(settings: Settings) -> None:
+    """Watch over the lease until it ends; take the host back when its owner is silent."""
+    manager = manager_for(settings)
+    while (held := lease.current(settings)) is not None:
+        # A point that was under way when the connection was lost goes on, to be collected later.
+        if not lease.alive(settings, held) and not manager.state(JOB_UNIT).running:
+            while end(settings, f"guard-{held['began_at']}")["phase"] == "restoring":
+                lease.renew(settings)
+            return
+        time.sleep(_LOOK_SECONDS)

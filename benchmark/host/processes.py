@@ -1,0 +1,143 @@
+"""Processes as /proc tells them: whose they are, which hold a port, which belong to a unit."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+UNIT_MARK = "SHARDSWEEP_UNIT"
+"""Environment variable that each engine's processes carry. A child keeps it whatever session or process group it
+moves to (a compiler that outlives its engine does), so it finds what a process group does not."""
+
+_LISTEN = "0A"
+
+
+class Process(msgspec.Struct, frozen=True):
+    pid: int
+    user: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.user}): {self.command[:120]}"
+
+
+def pids() -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            yield int(entry.name)
+
+
+def describe(pid: int) -> Process | None:
+    """The process, or None when it is gone or a zombie (a zombie holds nothing)."""
+    proc = Path("/proc", str(pid))
+    try:
+        stat = (proc / "stat").read_text(errors="replace")
+        if stat.rpartition(")")[2].split()[0] == "Z":
+            return None
+        command = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        name = stat[stat.index("(") + 1 : stat.rindex(")")]
+        return Process(pid, _user(proc.stat().st_uid), command or f"[{name}]")
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def alive(candidates: Iterable[int]) -> list[Process]:
+    return [process for pid in sorted(candidates) if (process := describe(pid)) is not None]
+
+
+def started_at(pid: int) -> float | None:
+    """Clock ticks since boot at which the process began: with the pid, its identity."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text(errors="replace")
+        return float(stat.rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def marked() -> dict[str, list[Process]]:
+    """{unit: its living processes}, found by the mark in their environment, wherever they have moved to.
+
+    Another user's environment cannot be read without root; such a process is not ours to begin with.
+    """
+    found: dict[str, list[int]] = {}
+    prefix = f"{UNIT_MARK}=".encode()
+    for pid in pids():
+        if pid == os.getpid():
+            continue
+        try:
+            environment = Path("/proc", str(pid), "environ").read_bytes()
+        except OSError:
+            continue
+        for variable in environment.split(b"\0"):
+            if variable.startswith(prefix):
+                found.setdefault(variable.removeprefix(prefix).decode(errors="replace"), []).append(pid)
+    return {unit: left for unit, candidates in found.items() if (left := alive(candidates))}
+
+
+def of_unit(unit: str) -> list[Process]:
+    """Every living process that carries the mark of this unit."""
+    return marked().get(unit, [])
+
+
+def of_cgroup(cgroup: str) -> list[Process]:
+    """Every process of a control group and those below it; none where the group is gone."""
+    found: set[int] = set()
+    # cgroup v2 stands at the root; v1 and hybrid hosts keep systemd's own tree below one of these names.
+    for root in ("", "systemd", "unified"):
+        for listing in Path("/sys/fs/cgroup", root, cgroup.lstrip("/")).glob("**/cgroup.procs"):
+            try:
+                found.update(int(line) for line in listing.read_text().split())
+            except (OSError, ValueError):
+                continue
+    return alive(found)
+
+
+def kill(processes: Iterable[Process]) -> None:
+    for process in processes:
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def port_holders(port: int) -> list[Process] | None:
+    """Who listens on a TCP port of this host: [] when nobody does, None when somebody whom we may not see does."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/net", table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in (line.split() for line in lines):
+            if len(fields) > 9 and fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(fields[9])
+    if not inodes:
+        return []
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    holders = [pid for pid in pids() if _has_socket(pid, wanted)]
+    return alive(holders) or None
+
+
+def _has_socket(pid: int, wanted: set[str]) -> bool:
+    try:
+        for handle in Path("/proc", str(pid), "fd").iterdir():
+            try:
+                if str(handle.readlink()) in wanted:
+                    return True
+            except OSError:
+                continue
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,45 @@
+"""The way back: what served before serves again, as it did."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from . import kept, lease
+from .services import configuration_of, manager_for
+from .settings import HostError, Settings, read_json, write_json
+from .switch import running, switch
+
+
+def restore(settings: Settings, units: list[str], token: str, *, seconds: float = 5.0) -> dict[str, Any]:
+    """One step towards these units serving again, as they last did; call again until "restored" or "failed".
+
+    Returns:
+        {"phase": "restoring" | "restored" | "failed", "serving": [units], "waiting_for", "failure", "seconds"}.
+
+    Raises:
+        HostError: two of our engines cannot serve at once.
+    """
+    ours = [unit for unit in units if configuration_of(unit)]
+    others = [unit for unit in units if not configuration_of(unit)]
+    if len(ours) > 1:
+        raise HostError(f"{' and '.join(ours)} cannot both serve: each takes the GPUs. Restore one of them.")
+    manager = manager_for(settings)
+    began = read_json(settings.state / "restore.json", {})
+    if began.get("token") != token:
+        began = {"token": token, "began_at": time.time()}
+        if ours:
+            kept.put_back(settings, manager, ours[0])
+        write_json(settings.state / "restore.json", began)
+    name = configuration_of(ours[0]) if ours else None
+    fingerprint = running(settings).get(ours[0], {}).get("ready_fingerprint", "") if ours else ""
+    said = switch(settings, name, fingerprint, token, yields=[], seconds=seconds)
+    answer = {key: said[key] for key in ("waiting_for", "failure", "seconds")}
+    if said["phase"] in ("stopping", "starting"):
+        return answer | {"phase": "restoring", "serving": units}
+    for unit in others:
+        manager.start(unit)
+    if not units and lease.current(settings) is None:
+        manager.release()
+    phase = "failed" if said["phase"] == "failed" else "restored"
+    return answer | {"phase": phase, "serving": units if phase == "restored" else others}

@@ -1,0 +1,83 @@
+"""The host's settings file, written by the role `sglang_tools`, and the state folder that the verbs share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+
+class HostError(Exception):
+    """Something on this host stops a verb; the text says what, where and what to do next."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    state: Path
+    """Folder of everything the verbs write."""
+    unit_directory: Path
+    manager: Literal["systemd", "supervisor"] = "systemd"
+    host: str = "127.0.0.1"
+    port: int = 30001
+    nvidia_smi: list[str] = msgspec.field(default_factory=lambda: ["nvidia-smi"])
+    engine: Literal["sglang", "simulated"] = "sglang"
+    stop_seconds: float = 120.0
+    """How long a stopping engine may drain before its processes are killed."""
+    free_seconds: float = 60.0
+    """How long GPU memory and the port may take to be free once the processes are gone."""
+    free_memory_bytes: int = 1 << 30
+    """A GPU that holds less than this is free (a driver keeps some hundred MiB)."""
+    start_seconds: float = 3600.0
+    """How long a start may take that still moves."""
+    lease_seconds: float = 180.0
+    """How long a sweep may be silent before the host takes itself back."""
+    environment: dict[str, str] = {}
+    """For the verbs' own processes (nvidia-smi), not for the engine."""
+
+    def unit_file(self, unit: str) -> Path:
+        suffix = ".service" if self.manager == "systemd" else ".conf"
+        return self.unit_directory / f"{unit}{suffix}"
+
+
+def read_settings(path: Path) -> Settings:
+    """Read the settings file.
+
+    Raises:
+        HostError: it is absent or not what this version of the tools reads.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Settings)
+    except FileNotFoundError:
+        raise HostError(f"{path} is not there. Run the role sglang_tools on this host first.") from None
+    except msgspec.MsgspecError as error:
+        raise HostError(f"{path} is not a settings file of these tools: {error}. Run sglang_tools again.") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole or not at all: a reader never sees half of it, a crash leaves the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path, default: Any = None) -> Any:
+    """A JSON file's content; the default where it is absent or unreadable (state can always be rebuilt)."""
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except (FileNotFoundError, msgspec.DecodeError):
+        return default

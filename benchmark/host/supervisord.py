@@ -1,0 +1,198 @@
+"""Services under supervisor, as an ordinary user: for a rented container, a laptop, a test.
+
+One supervisord for the state folder, started when first needed and ended when nothing runs. Its socket has a
+relative name in that folder, because the path of a Unix socket holds 107 bytes and a checkout may lie deeper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import xmlrpc.client
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from supervisor.xmlrpc import SupervisorTransport
+
+from .processes import Process, of_unit
+from .services import GUARD_UNIT, Activity, ServiceState
+from .settings import HostError, Settings, write_bytes
+
+SOCKET = "supervisor.sock"
+_START_SECONDS = 8.0
+
+_ACTIVITY: dict[str, Activity] = {
+    "STARTING": "starting",
+    "RUNNING": "active",
+    "BACKOFF": "failed",
+    "STOPPING": "stopping",
+    "FATAL": "failed",
+    "EXITED": "failed",
+}
+
+_NO_SUCH_PROGRAM, _NOT_RUNNING, _ALREADY_STARTED, _ALREADY_ADDED, _STILL_RUNNING = 10, 70, 60, 90, 91
+
+_CONFIGURATION = """\
+; Managed by Shardsweep: one supervisord for the units of this folder.
+[unix_http_server]
+file = {socket}
+chmod = 0700
+
+[supervisord]
+directory = %(here)s
+pidfile = %(here)s/supervisord.pid
+logfile = %(here)s/supervisord.log
+logfile_maxbytes = 5MB
+loglevel = info
+; A parent's environment (tokens, proxies) does not reach the units: the verbs start supervisord with a clean one.
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
+
+[include]
+files = {units}
+"""
+
+
+class Supervisord:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._home = settings.state / "supervisor"
+
+    def start(self, unit: str) -> None:
+        with self._connected(start=True) as server:
+            self._refresh(server, unit)
+            self._call(server.supervisor.startProcess, unit, False, pass_over=(_ALREADY_STARTED,))
+
+    def stop(self, unit: str) -> None:
+        with self._connected() as server:
+            if server is not None:
+                self._call(server.supervisor.stopProcess, unit, False, pass_over=(_NOT_RUNNING, _NO_SUCH_PROGRAM))
+
+    def state(self, unit: str) -> ServiceState:
+        with self._connected() as server:
+            if server is None:
+                return ServiceState(unit=unit, activity="inactive")
+            info = self._call(server.supervisor.getProcessInfo, unit, pass_over=(_NO_SUCH_PROGRAM,))
+        if info is None:
+            return ServiceState(unit=unit, activity="inactive")
+        running = bool(info["pid"])
+        status = info["exitstatus"]
+        killed_by = self._last_signal(unit) if not running and status < 0 else None
+        return ServiceState(
+            unit=unit,
+            activity=_ACTIVITY.get(info["statename"], "inactive"),
+            pid=info["pid"] or None,
+            exit_code=None if running or status < 0 else status,
+            exit_signal=killed_by,
+            started_at=float(info["start"]) or None,
+            detail=info["description"] or info["statename"].lower(),
+        )
+
+    def processes(self, unit: str) -> list[Process]:
+        return of_unit(unit)
+
+    def units(self) -> list[str]:
+        return sorted(file.stem for file in self._settings.unit_directory.glob("*.conf"))
+
+    def log(self, unit: str) -> Path:
+        return self._settings.state / "log" / f"{unit}.log"
+
+    def reload(self) -> None:
+        """supervisord reads a unit's file again when it starts the unit."""
+
+    def release(self) -> None:
+        """End supervisord, unless a program other than the guard runs (the guard has no work without a sweep)."""
+        with self._connected() as server:
+            if server is None:
+                return
+            programs = self._call(server.supervisor.getAllProcessInfo) or []
+            if not any(program["pid"] and program["name"] != GUARD_UNIT for program in programs):
+                with contextlib.suppress(OSError, xmlrpc.client.Error):
+                    server.supervisor.shutdown()
+
+    def _last_signal(self, unit: str) -> int | None:
+        """The signal that ended the unit. supervisor answers -1 for any; its log has the name."""
+        try:
+            lines = (self._home / "supervisord.log").read_text(errors="replace").splitlines()
+        except OSError:
+            return None
+        for line in reversed(lines[-500:]):
+            match = re.search(rf"exited: {re.escape(unit)} \(terminated by (SIG\w+)", line)
+            if match:
+                return getattr(signal, match.group(1), None)
+        return None
+
+    def _refresh(self, server: Any, unit: str) -> None:
+        """Let supervisord read this unit's file as it is now; other units stay as they are."""
+        added, changed, removed = self._call(server.supervisor.reloadConfig)[0]
+        if unit in changed or unit in removed:
+            self._call(server.supervisor.removeProcessGroup, unit, pass_over=(_STILL_RUNNING, _NO_SUCH_PROGRAM))
+        if unit in removed:
+            raise HostError(f"{self._settings.unit_file(unit)} is not there; render the unit first.")
+        if unit in added or unit in changed:
+            self._call(server.supervisor.addProcessGroup, unit, pass_over=(_ALREADY_ADDED,))
+
+    def _call(self, function: Any, *arguments: Any, pass_over: tuple[int, ...] = ()) -> Any:
+        try:
+            return function(*arguments)
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode in pass_over:
+                return None
+            log = self._home / "supervisord.log"
+            raise HostError(f"supervisord refused: {fault.faultString}. Its log: {log}.") from fault
+
+    @contextlib.contextmanager
+    def _connected(self, *, start: bool = False) -> Iterator[Any]:
+        """A connection to supervisord, or None where it does not run and is not asked to be started."""
+        self._home.mkdir(parents=True, exist_ok=True)
+        before = Path.cwd()
+        os.chdir(self._home)  # for the socket's short name; these verbs have one thread
+        transport = SupervisorTransport(None, None, f"unix://{SOCKET}")
+        server: Any = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
+        try:
+            if not self._answers(server):
+                server = self._started(server) if start else None
+            yield server
+        finally:
+            transport.close()
+            os.chdir(before)
+
+    @staticmethod
+    def _answers(server: Any) -> bool:
+        try:
+            return server.supervisor.getState()["statename"] == "RUNNING"
+        except (OSError, xmlrpc.client.Error):
+            return False
+
+    def _started(self, server: Any) -> Any:
+        (self._settings.state / "log").mkdir(parents=True, exist_ok=True)
+        self._settings.unit_directory.mkdir(parents=True, exist_ok=True)
+        configuration = _CONFIGURATION.format(
+            socket=SOCKET, units=str(self._settings.unit_directory / "*.conf").replace("%", "%%")
+        )
+        write_bytes(self._home / "supervisord.conf", configuration.encode())
+        clean = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "PATH", "USER")}
+        answer = subprocess.run(
+            [sys.executable, "-m", "supervisor.supervisord", "-c", "supervisord.conf"],
+            cwd=self._home,
+            env=clean,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_START_SECONDS,
+            check=False,
+        )
+        deadline = time.monotonic() + _START_SECONDS
+        while answer.returncode == 0 and time.monotonic() < deadline:
+            if self._answers(server):
+                return server
+            time.sleep(0.05)
+        said = answer.stderr.strip() or f"see {self._home}/supervisord.log"
+        raise HostError(f"supervisord did not start in {self._home}: {said}")

@@ -1,0 +1,67 @@
+"""Configurations for playbooks. Thin: each filter hands over to benchmark.engine and turns its errors into Ansible's."""
+
+from __future__ import annotations
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.shardsweep.serving.benchmark.engine import configuration as conf
+from ansible_collections.shardsweep.serving.benchmark.engine import flags, sweep, unit
+
+
+def _said(function, *arguments):
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+def resolve_configuration(name, catalogue, site=None):
+    """One flat configuration by name, dash or underscore."""
+
+    def resolve():
+        merged = conf.merge_catalogues(catalogue, site)
+        return conf.resolve(conf.find_name(name, merged), merged)
+
+    return _said(resolve)
+
+
+def plan_sweep(wanted, catalogue, site, setting):
+    """What a sweep will do: each configuration, resolved, with the plan's verdict; doubtful ones last."""
+    return _said(sweep.plan, wanted, catalogue, site, setting)
+
+
+def launch_lines(configuration, release, own):
+    """A configuration's command line as a list of flags, each with its values."""
+    return _said(flags.launch_lines, configuration["engine"], release, own)
+
+
+def launch_environment(configuration, own):
+    """A configuration's environment over the host's own, as the engine's process is to see it."""
+    return _said(conf.launch_environment, configuration["environment"], own)
+
+
+def fingerprint(value):
+    """sha256 of a value, whatever the order of its mappings' keys."""
+    return _said(conf.fingerprint, value)
+
+
+def systemd_argument(value):
+    """A value as one word of ExecStart=."""
+    return _said(unit.argument, value)
+
+
+def systemd_assignment(value, name):
+    """A variable's value as one assignment of Environment=."""
+    return _said(unit.assignment, name, value)
+
+
+class FilterModule:
+    def filters(self):
+        return {
+            "resolve_configuration": resolve_configuration,
+            "plan_sweep": plan_sweep,
+            "launch_lines": launch_lines,
+            "launch_environment": launch_environment,
+            "fingerprint": fingerprint,
+            "systemd_argument": systemd_argument,
+            "systemd_assignment": systemd_assignment,
+        }

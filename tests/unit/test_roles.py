@@ -1,0 +1,86 @@
+"""The roles keep what their argument_specs promise, and stay clear of defaults of Ansible that break such a tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
+
+
+def load(path: Path):
+    return yaml.safe_load(path.read_text()) if path.exists() else None
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_defaults_and_argument_specs_agree(role):
+    defaults = load(ROOT / "roles" / role / "defaults/main.yml") or {}
+    options = load(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]["main"].get("options", {})
+    promised = {name: option["default"] for name, option in options.items() if "default" in option}
+    assert {name: squeeze(value) for name, value in promised.items()} == {
+        name: squeeze(value) for name, value in defaults.items()
+    }
+
+
+def squeeze(value):
+    return " ".join(value.split()) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_has_no_handlers(role):
+    # A handler for a unit of one configuration runs after the measurements, or for the wrong configuration.
+    assert not (ROOT / "roles" / role / "handlers").exists()
+
+
+def test_no_loop_variable_is_called_config():
+    # An extra var named like an include's loop variable wins inside the included file.
+    for path in [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]:
+        assert "loop_var: config" not in path.read_text(), path
+
+
+def test_links_of_the_collection_make_no_circle():
+    # One link to the root would be a cycle, on which ansible-lint dies (ELOOP).
+    folder = ROOT / "collections/ansible_collections/shardsweep/serving"
+    assert not folder.is_symlink()
+    links = {link.name: link.resolve() for link in folder.iterdir()}
+    assert links == {name: ROOT / name for name in ("plugins", "roles", "playbooks", "benchmark", "meta", "galaxy.yml")}
+
+
+def test_the_catalogue_is_seen_by_playbooks_wherever_they_are_started():
+    # group_vars beside the root playbooks is not read for an imported playbook: a file link beside those is.
+    link = ROOT / "playbooks/group_vars/all/configs.yml"
+    assert link.is_symlink()
+    assert link.resolve() == ROOT / "group_vars/all/configs.yml"
+
+
+def test_group_vars_hold_the_catalogue_and_nothing_else():
+    # Playbook group_vars beat an inventory's group_vars/all: a knob there could not be set by a user.
+    assert list(load(ROOT / "group_vars/all/configs.yml")) == ["sglang_configs"]
+    assert [path.name for path in (ROOT / "group_vars").rglob("*") if path.is_file()] == ["configs.yml"]
+
+
+@pytest.mark.parametrize(
+    "scenario", sorted((ROOT / "molecule").glob("*/molecule.yml")), ids=lambda path: path.parent.name
+)
+def test_molecule_leaves_the_links_alone(scenario):
+    # prerun, on by default, replaces them by an installed copy.
+    assert load(scenario)["prerun"] is False
+
+
+@pytest.mark.parametrize(
+    "inventory",
+    [ROOT / "inventory/hosts.yml", ROOT / "molecule/default/inventory/hosts.yml"],
+    ids=lambda path: str(path.name),
+)
+def test_local_hosts_use_the_python_that_runs_ansible(inventory):
+    # Discovery may find another Python, which lacks what ours has.
+    for host in load(inventory)["gpu_servers"]["hosts"].values():
+        assert host["ansible_python_interpreter"] == "{{ ansible_playbook_python }}"
+
+
+def test_root_playbooks_are_three_lines():
+    for name in ("deploy.yml", "sweep.yml"):
+        assert len((ROOT / name).read_text().splitlines()) <= 4
