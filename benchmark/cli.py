@@ -92,6 +92,39 @@ def deploy(
 
 
 @application.command()
+def plan(
+    configurations: Annotated[list[str] | None, typer.Argument(help="Which; all of the catalogue without.")] = None,
+    model: Annotated[str, typer.Option(help="A config.json, its folder, or a shipped shape.")] = "kimi-k2.6",
+    hardware: Annotated[str, typer.Option(help="Count and GPU.")] = "8x RTX PRO 6000 Blackwell",
+    release: Annotated[str, typer.Option(help="The SGLang release.")] = "0.5.11",
+    workload: Annotated[str, typer.Option(help="A shipped workload.")] = "chat",
+    concurrencies: Annotated[str, typer.Option(help="The ladder.")] = "1,8,64,256",
+    catalogue: Annotated[str | None, typer.Option(help="A YAML file of configurations; - for JSON on stdin.")] = None,
+    search: Annotated[bool, typer.Option("--search", help="Every split of the host, ranked, ready to paste.")] = False,
+    explain: Annotated[str | None, typer.Option(metavar="RULE", help="What a rule demands, and why.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON on standard output.")] = False,
+) -> None:
+    """Say what would run, fit and win, before any host is touched. Exit status 1 when one is rejected."""
+    from .campaign.plan_command import explain_command, plan_command
+
+    if explain:
+        raise typer.Exit(explain_command(explain, Console()))
+    status = plan_command(
+        configurations or [],
+        model=model,
+        hardware=hardware,
+        release=release,
+        workload=workload,
+        ladder=_ladder(concurrencies),
+        catalogue=catalogue,
+        find=search,
+        as_json=as_json,
+        console=Console(),
+    )
+    raise typer.Exit(status)
+
+
+@application.command()
 def status(inventory: Inventory = None, limit: Limit = None, extra: Variables = None) -> None:
     """Show what runs, since when, and the last failure."""
     _play("playbooks/status.yml", inventory, limit, _variables(extra))
@@ -136,6 +169,18 @@ def _play(
         Console(stderr=True).print(str(error), style="red", highlight=False)
         raise typer.Exit(ExitStatus.USAGE) from None
     raise typer.Exit(status)
+
+
+def _ladder(text: str) -> list[int]:
+    try:
+        rungs = [int(part) for part in text.split(",")]
+    except ValueError:
+        rungs = [0]
+    if min(rungs) < 1:
+        raise typer.BadParameter(
+            f"'{text}' is not a list of whole numbers such as 1,8,64.", param_hint="--concurrencies"
+        )
+    return rungs
 
 
 def _variables(extra: list[str] | None) -> dict[str, Any]:

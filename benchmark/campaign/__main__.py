@@ -77,7 +77,7 @@ def rejected_record(said: dict[str, Any], host: str) -> rec.Record:
         failure=rec.Failure(
             kind=first.get("rule", "will_not_fit"),
             stage="check" if rules else "plan",
-            sentence=said["sentence"],
+            sentence=first.get("sentence") or said["sentence"],
             evidence=[first["engine_message"]] if first.get("engine_message") else [],
             advice=first.get("advice", ""),
         ),

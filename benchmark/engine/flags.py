@@ -54,9 +54,7 @@ def resolve_release(release: str) -> str:
         raise FlagError(f"'{release}' is not an SGLang version. Known: {', '.join(releases())}.")
     older = [known for known in releases() if _version_key(known) <= _version_key(release)]
     if not older:
-        raise FlagError(
-            f"SGLang {release} is older than every release known here; the oldest is {releases()[0]}."
-        )
+        raise FlagError(f"SGLang {release} is older than every release known here; the oldest is {releases()[0]}.")
     return older[-1]
 
 
@@ -69,10 +67,7 @@ def flag_table(release: str) -> dict[str, dict[str, Any]]:
     """
     index = releases().index(resolve_release(release))
     return {
-        flag: spec
-        for flag, spans in _data()["flags"].items()
-        for first, last, spec in spans
-        if first <= index <= last
+        flag: spec for flag, spans in _data()["flags"].items() for first, last, spec in spans if first <= index <= last
     }
 
 
@@ -108,9 +103,7 @@ def _refusal(flag: str, release: str, table: Mapping[str, Any]) -> FlagError:
     text = f"SGLang {release} has no flag {flag}"
     if elsewhere:
         text += (
-            f" (it is in {elsewhere[0]} to {elsewhere[-1]})"
-            if len(elsewhere) > 1
-            else f" (it is in {elsewhere[0]})"
+            f" (it is in {elsewhere[0]} to {elsewhere[-1]})" if len(elsewhere) > 1 else f" (it is in {elsewhere[0]})"
         )
     text += f"; the nearest is {nearest}." if nearest else "."
     return FlagError(text)
@@ -120,7 +113,8 @@ def _bad_value(flag: str, value: Any, expected: str) -> FlagError:
     return FlagError(f"{flag} takes {expected}, not {json.dumps(value, default=str)}.")
 
 
-_HUMAN_INTEGER = re.compile(r"-?\d+[kKmM]?")
+_HUMAN_INTEGER = re.compile(r"-?\d+|\d+(?:\.\d+)?[kMGT]|\d+[KMGT]i")
+"""As the engine's human_readable_int reads them (srt/utils/common.py): `128k` and `128Ki`, never `128K`."""
 
 
 def _scalar(flag: str, value: Any, spec: Mapping[str, Any]) -> str:
@@ -157,6 +151,8 @@ def flag_arguments(key: str, value: Any, release: str) -> list[str]:
     flag = flag_name(key)
     table = flag_table(release)
     spec = table.get(flag)
+    if spec is None and not flag.isprintable():
+        raise FlagError(f"{flag!r} is no flag: it has a control character.")
     if spec is None:
         raise _refusal(flag, release, table)
     if value is None or value is False:
@@ -176,9 +172,7 @@ def flag_arguments(key: str, value: Any, release: str) -> list[str]:
     return [flag, _scalar(flag, value, spec)]
 
 
-def launch_lines(
-    engine: Mapping[str, Any], release: str, own: Mapping[str, Any] | None = None
-) -> list[list[str]]:
+def launch_lines(engine: Mapping[str, Any], release: str, own: Mapping[str, Any] | None = None) -> list[list[str]]:
     """A configuration's command line, one flag with its values an entry.
 
     Args:

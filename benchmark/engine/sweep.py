@@ -7,7 +7,7 @@ from typing import Any
 
 from .configuration import merge_catalogues, resolve, runnable_names
 from .hardware import Host, UnknownHardware, find_host
-from .models import ModelShape, UnknownModel, load_model
+from .models import ModelShape, UnknownModel, from_config, load_model
 from .plan import plan_configuration
 
 
@@ -21,9 +21,9 @@ def plan(
 
     Args:
         wanted: names, `"ep8,ep4"` or a list; all that are not abstract where empty.
-        setting: {"release", "model": path or shipped name, "gpus": [{"name", "memory_bytes"}], "workload": {...},
-            "ladder": [...], "plan": "on" | "off"}. With `off` only what certainly cannot start is rejected, and
-            what will not fit is tried.
+        setting: {"release", "model": path or shipped name, "model_config": its config.json, "gpus": [{"name"}],
+            "workload": {...}, "ladder": [...], "plan": "on" | "off"}. With `off` only what certainly cannot start
+            is rejected, and what will not fit is tried.
 
     Returns:
         [{"name", "verdict": "runs" | "doubtful" | "rejected", "sentence", "configuration", "plan"}].
@@ -32,14 +32,17 @@ def plan(
         ConfigurationError: an unknown name, a circle, a bad entry.
     """
     merged = merge_catalogues(catalogue, site)
-    shape, host = known_model(setting.get("model")), known_host(setting.get("gpus") or [])
+    shape = known_model(setting.get("model"), setting.get("model_config"))
+    host = known_host(setting.get("gpus") or [])
     entries = [_entry(resolve(name, merged), shape, host, setting) for name in runnable_names(merged, wanted)]
     return sorted(entries, key=lambda entry: entry["verdict"] == "doubtful")
 
 
-def known_model(source: Any) -> ModelShape | None:
-    """The model's shape, or None where it cannot be known here (its files are on the host)."""
+def known_model(source: Any, config: Mapping[str, Any] | None = None) -> ModelShape | None:
+    """The model's shape from its config.json, else by its path or name; None where it is not known."""
     try:
+        if config:
+            return from_config(config, str(source or "model").rstrip("/").rpartition("/")[2])
         return load_model(str(source)) if source else None
     except (UnknownModel, OSError, ValueError):
         return None

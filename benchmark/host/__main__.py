@@ -98,6 +98,11 @@ def _guard(settings: Settings, options: argparse.Namespace) -> None:
     holding.guard(settings)
 
 
+def _workload(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    """A workload whole, from its name or a mapping on standard input: refused here, before anything is stopped."""
+    return records.workload_of(_standard_input()["workload"]).to_mapping()
+
+
 def _begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     return records.begin(settings, _standard_input())
 
@@ -145,6 +150,7 @@ _VERBS = {
     "sweep-begin": _sweep_begin,
     "sweep-end": _sweep_end,
     "guard": _guard,
+    "workload": _workload,
     "begin": _begin,
     "started": _started,
     "measure": _measure,

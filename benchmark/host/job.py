@@ -85,5 +85,3 @@ class _Reporter:
             return
         self._next = time.monotonic() + _PROGRESS_SECONDS
         jobs.report_progress(self._settings, dataclasses.asdict(progress))
-
-

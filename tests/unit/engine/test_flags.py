@@ -33,7 +33,8 @@ def test_the_table_of_0_5_11_is_what_its_own_usage_prints():
         ("trust_remote_code", False, []),
         ("max_total_tokens", None, []),
         ("mem_fraction_static", 0.88, ["--mem-fraction-static", "0.88"]),
-        ("context_length", "128K", ["--context-length", "128K"]),
+        ("context_length", "128k", ["--context-length", "128k"]),
+        ("context_length", "128Ki", ["--context-length", "128Ki"]),
         ("cuda_graph_bs", [1, 2, 4], ["--cuda-graph-bs", "1", "2", "4"]),
         ("chunked_prefill_size", -1, ["--chunked-prefill-size", "-1"]),
         ("model_loader_extra_config", {"b": 1, "a": True}, ["--model-loader-extra-config", '{"a":true,"b":1}']),
@@ -54,6 +55,7 @@ def test_values_become_words(key, value, words):
         ("ep_sise", 8, "0.5.11", r"nearest is --ep-size"),
         ("mem_fraction_static", "much", "0.5.11", r"takes a number"),
         ("tp_size", 1.5, "0.5.11", r"takes a whole number"),
+        ("context_length", "128K", "0.5.11", r"takes a whole number"),
         ("tp_size", True, "0.5.11", r"takes a value"),
         ("tp_size", [1], "0.5.11", r"single value"),
         ("trust_remote_code", "yes", "0.5.11", r"true or false"),
@@ -117,5 +119,5 @@ def test_wild_settings_give_words_or_a_flag_error(engine):
 
 @given(st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=8), max_size=4))
 def test_json_values_arrive_as_they_were(value):
-    flag, text = flags.flag_arguments("model_loader_extra_config", value, "0.5.23")
+    _flag, text = flags.flag_arguments("model_loader_extra_config", value, "0.5.23")
     assert json.loads(text) == value

@@ -1,0 +1,159 @@
+"""The command `plan`: what each configuration would do, before any host is touched."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from ..engine import configuration as conf
+from ..engine.hardware import GIB, Host, UnknownHardware, find_host
+from ..engine.models import ModelShape, UnknownModel, load_model
+from ..engine.plan import plan_configuration
+from ..engine.rules import explain
+from ..engine.search import search
+from ..load.workload import WorkloadError, named
+from .playbooks import PROJECT
+
+CATALOGUE = PROJECT / "group_vars/all/configs.yml"
+
+_RUNS, _REJECTED, _USAGE = 0, 1, 2
+
+
+class PlanError(Exception):
+    """What was asked cannot be planned; the text says why and what can."""
+
+
+def read_catalogue(source: str | None) -> dict[str, dict[str, Any]]:
+    """A catalogue from a YAML file (its `sglang_configs` and `sglang_site_configs`), from standard input as JSON
+    (`-`), or the project's own.
+
+    Raises:
+        PlanError: it cannot be read, with the line where YAML breaks.
+    """
+    path = Path(source) if source else CATALOGUE
+    try:
+        content = yaml.safe_load(sys.stdin.read() if source == "-" else path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"The catalogue {path} cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise PlanError(f"The catalogue {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, Mapping):
+        raise PlanError(f"The catalogue {path} holds no configurations.")
+    if "sglang_configs" in content or "sglang_site_configs" in content:
+        return conf.merge_catalogues(content.get("sglang_configs"), content.get("sglang_site_configs"))
+    return conf.merge_catalogues(content)
+
+
+def plan_command(
+    names: list[str],
+    *,
+    model: str,
+    hardware: str,
+    release: str,
+    workload: str,
+    ladder: list[int],
+    catalogue: str | None,
+    find: bool,
+    as_json: bool,
+    console: Console,
+) -> int:
+    """Show the plan of the configurations, or of every split of the host.
+
+    Returns:
+        0 when all of them run, 1 when one is rejected, 2 when something asked for does not exist.
+    """
+    try:
+        shape, host = load_model(model), find_host(hardware)
+        work = named(workload).to_mapping()
+        if find:
+            return _search(shape, host, release, work, ladder, console, as_json=as_json)
+        known = read_catalogue(catalogue)
+        wanted = [conf.resolve(name, known) for name in conf.runnable_names(known, names or None)]
+    except (UnknownModel, UnknownHardware, WorkloadError, PlanError, ValueError) as error:
+        Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        return _USAGE
+    plans = [plan_configuration(entry, shape, host, release, work, ladder) for entry in wanted]
+    if as_json:
+        sys.stdout.write(json.dumps(plans, indent=1) + "\n")
+    else:
+        console.print(f"{shape.name} on {host.name}, SGLang {release}, workload {workload}", highlight=False)
+        console.print(plan_table(plans), highlight=False)
+        for plan in plans:
+            console.print(f"{plan['name']}: {_said(plan)}", highlight=False, markup=False, soft_wrap=True)
+        console.print("Predictions are ranges, not measurements.", style="dim")
+    return _REJECTED if any(plan["verdict"] == "rejected" for plan in plans) else _RUNS
+
+
+def plan_table(plans: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("configuration", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for name in ("GPUs", "weights\nGiB/GPU", "KV cache\ntokens", "streams\nreached", "one user\ntok/s", "peak\ntok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for plan in plans:
+        speed = plan["speed"] or {}
+        table.add_row(
+            plan["name"],
+            plan["verdict"],
+            f"{plan['gpus_used'] or '?'}/{plan['gpus_there'] or '?'}",
+            f"{plan['weights_bytes'] / GIB:.1f}" if plan["weights_bytes"] else "",
+            f"{plan['kv_tokens']:,}" if plan["kv_tokens"] else "",
+            str(plan["concurrency_reached"] or ""),
+            _range(speed.get("single_user")),
+            _range(speed.get("peak")),
+        )
+    return table
+
+
+def _said(plan: Mapping[str, Any]) -> str:
+    risk = f" Risk: {plan['risk']}." if plan["risk"] not in ("", "low", "does not start") else ""
+    return f"{plan['sentence']}{risk}"
+
+
+def _range(value: Mapping[str, float] | None) -> str:
+    return f"{value['low']:,.0f}-{value['high']:,.0f}" if value else ""
+
+
+def _search(
+    shape: ModelShape,
+    host: Host,
+    release: str,
+    work: Mapping[str, Any],
+    ladder: list[int],
+    console: Console,
+    *,
+    as_json: bool,
+) -> int:
+    found = search(shape, host, release, work, ladder)
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return _RUNS
+    console.print(f"{len(found)} splits of {shape.name} over {host.name}, best first", highlight=False)
+    console.print(plan_table([entry["plan"] for entry in found]), highlight=False)
+    entries = {entry["name"]: entry["entry"] for entry in found if entry["plan"]["verdict"] != "rejected"}
+    console.print("\nAs catalogue entries:", style="dim")
+    sys.stdout.write(yaml.safe_dump({"sglang_site_configs": entries}, sort_keys=False, width=100))
+    return _RUNS
+
+
+def explain_command(rule: str, console: Console) -> int:
+    """Print one rule: what it demands, why, and what to do."""
+    try:
+        found = explain(rule)
+    except (KeyError, ValueError) as error:
+        Console(stderr=True).print(str(error).strip("'\""), style="red", highlight=False, soft_wrap=True)
+        return _USAGE
+    console.print(found.title, style="bold", highlight=False)
+    console.print(found.text, highlight=False, markup=False, soft_wrap=True)
+    if found.engine_message:
+        console.print(f"The engine says: {found.engine_message}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Instead: {found.advice}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Source: {found.source}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    return _RUNS

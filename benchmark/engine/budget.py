@@ -1,0 +1,257 @@
+"""The quantities a memory plan is made of: defaults of the engine, KV bytes a token, graphs, allocator, context."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .hardware import GIB, MIB, Host
+from .layout import A2A_BACKENDS, Layout
+from .models import ModelShape
+from .ranges import Range
+from .weights import BuildOptions, ceil_div
+
+# CUDA context and what PyTorch loads with it: H200 139.80 GiB - 139.13 free before the load, one GPU (captures);
+# B200 178.35 - 177.66 (kvcached#198).
+CONTEXT_BYTES = int(0.68 * GIB)
+# Communicators, on top. NVLink: two H200s 0.85 (captures), four 0.78 (sglang#17392), eight 1.22 (InferenceX#2128).
+NVLINK_COMMUNICATOR_BYTES = int(0.70 * GIB)
+NVLINK_COMMUNICATOR_BYTES_PER_GPU = int(0.06 * GIB)
+# PCIe: eight RTX PRO 6000, 94.97 - 93.89 - 0.68 (rtx6kpro models/glm5.md: 0.92 x free = 57.06 + 29.32).
+PCIE_COMMUNICATOR_BYTES = int(0.40 * GIB)
+# Public logs of this kind of host tell 93.3 to 94.1 GiB free before the load.
+PRE_LOAD_SPREAD_BYTES = int(0.4 * GIB)
+
+# Decode graphs: a fixed part, one for each graph and layer, and the largest batch's buffers. Fitted to three
+# captures (0.176, 0.346 and 0.223 GiB); field reports reach 6.2 GiB with DeepGEMM (sglang#5893).
+GRAPH_FIXED_BYTES = 110 * MIB
+GRAPH_BYTES_PER_LAYER = int(0.15 * MIB)
+# Triton keeps partial results of this many KV splits in float32 for each head and request.
+TRITON_KV_SPLITS = 8
+
+# An activation of a prefill chunk lives in about this many copies of [tokens, width] at its peak.
+PREFILL_COPIES = 4
+
+
+@dataclass(frozen=True)
+class ServerDefaults:
+    """What the engine chooses from the GPU's memory (memory_hook.py:281-345), unless it is set."""
+
+    chunked_prefill_size: int
+    graph_max_batch: int
+
+
+def draft_layers(engine: Mapping[str, Any], shape: ModelShape) -> int:
+    """Draft layers that speculation loads from the model's own checkpoint; a separate draft is not counted."""
+    speculates = str(engine.get("speculative_algorithm") or "").upper() in ("EAGLE", "NEXTN")
+    return shape.mtp_layers if speculates and not engine.get("speculative_draft_model_path") else 0
+
+
+def build_options(engine: Mapping[str, Any], host: Host | None, shape: ModelShape) -> BuildOptions:
+    """The settings of a configuration that change the layout of weights."""
+    backend = str(engine.get("moe_a2a_backend") or "none")
+    blackwell = bool(host and host.gpu.compute_capability[0] == 10)
+    return BuildOptions(
+        shared_replicated=backend in A2A_BACKENDS,
+        dp_lm_head=bool(engine.get("enable_dp_lm_head")),
+        dense_replicated=engine.get("moe_dense_tp_size") == 1,
+        redundant_experts=int(engine.get("ep_num_redundant_experts") or 0),
+        draft_layers=draft_layers(engine, shape),
+        # FlashInfer's kernels on sm_100 pad both sides (layers/quantization/mxfp4.py); others one MXFP4 pair.
+        mxfp4_pad=(256, 256) if blackwell else (64, 1),
+    )
+
+
+def server_defaults(engine: Mapping[str, Any], layout: Layout, host: Host) -> ServerDefaults:
+    gib = host.gpu.memory_mib / 1024
+    wide = layout.tp >= 4
+    # (below this many GiB, chunk, largest decode graph at tp < 4, at tp >= 4)
+    buckets = (
+        (20, 2048, 8, 8),
+        (35, 4096, 48, 160),
+        (60, 4096, 32, 160),
+        (90, 8192, 256, 512),
+        (160, 8192, 256, 512),
+    )
+    chunk, narrow_batch, wide_batch = next(
+        ((c, narrow, many) for below, c, narrow, many in buckets if gib < below), (16384, 512, 512)
+    )
+    if engine.get("chunked_prefill_size") is not None:
+        chunk = int(engine["chunked_prefill_size"])
+    if chunk > 0:
+        chunk = max(1, chunk // max(1, layout.attention_dp))
+    batch = wide_batch if wide else narrow_batch
+    given = next((engine[k] for k in ("cuda_graph_max_bs_decode", "cuda_graph_max_bs") if engine.get(k)), None)
+    running = engine.get("max_running_requests")
+    if given is not None:
+        batch = int(given)
+    elif running is not None:
+        batch = min(batch, max(1, int(running) // max(1, layout.attention_dp)))
+    return ServerDefaults(chunk, batch)
+
+
+def graphs_disabled(engine: Mapping[str, Any]) -> bool:
+    return bool(engine.get("disable_cuda_graph") or engine.get("disable_decode_cuda_graph"))
+
+
+def graph_sizes(engine: Mapping[str, Any], defaults: ServerDefaults, running: int) -> tuple[int, ...]:
+    """Batch sizes that get a decode graph: 1, 2, 4, 8 to 24 by 4 or 8, then by 8, by 16 from 256, by 32 from 512."""
+    if graphs_disabled(engine):
+        return ()
+    given = engine.get("cuda_graph_bs_decode") or engine.get("cuda_graph_bs")
+    if given:
+        return tuple(sorted(int(size) for size in given))
+    most = min(defaults.graph_max_batch, running)
+    sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, most + 1, 32)]
+    return tuple(size for size in sizes if size <= most) or (1,)
+
+
+def default_fraction(engine: Mapping[str, Any], shape: ModelShape, layout: Layout, host: Host, release: str) -> float:
+    """--mem-fraction-static where none is given (memory_hook.py:281-345 and 357-415; MiB throughout)."""
+    del release
+    defaults = server_defaults(engine, layout, host)
+    total = host.gpu.memory_mib
+    reserved = (
+        512 + 1.5 * max(defaults.chunked_prefill_size * layout.attention_dp, 2048) + layout.tp * layout.pp / 8 * 1024
+    )
+    if not graphs_disabled(engine):
+        reserved += 2 * defaults.graph_max_batch
+    if layout.attention_dp > 1:
+        reserved += 3 * defaults.graph_max_batch * layout.attention_dp
+        if defaults.graph_max_batch > 300:
+            reserved += 1.5 * defaults.graph_max_batch * layout.attention_dp
+    if shape.attention == "mla" and not engine.get("disable_prefill_cuda_graph") and layout.pp == 1:
+        reserved += 1536
+    if total > 61440:
+        reserved = max(reserved, 10240)
+    if str(engine.get("moe_a2a_backend") or "") in ("deepep", "deepep_v2"):
+        reserved += 2048
+    fraction = round((total - reserved) / total, 3)
+    if shape.vision:
+        work = shape.vision.layers * shape.vision.hidden**2 / (24 * 1024**2)
+        fraction *= 0.95 * min(max(1 - 0.1 * (work - 1), 0.8), 1.05)
+    return max(0.0, round(fraction, 3))
+
+
+def pre_load_free_bytes(host: Host, layout: Layout) -> Range:
+    """Free memory of a GPU once communicators stand, before any weight (`Load weight begin. avail mem`)."""
+    used = CONTEXT_BYTES
+    if layout.tp * layout.pp > 1:
+        if host.nvlink:
+            used += NVLINK_COMMUNICATOR_BYTES + NVLINK_COMMUNICATOR_BYTES_PER_GPU * min(layout.tp * layout.pp, 8)
+        else:
+            used += PCIE_COMMUNICATOR_BYTES
+    free = host.gpu.usable_bytes - used
+    return Range(free - PRE_LOAD_SPREAD_BYTES, free, free + PRE_LOAD_SPREAD_BYTES)
+
+
+def kv_dtype_bytes(engine: Mapping[str, Any], shape: ModelShape, host: Host) -> int:
+    """Bytes of a cached number. `auto` is the model's bf16, but FP8 for sparse attention on sm_100."""
+    dtype = str(engine.get("kv_cache_dtype") or "auto")
+    if dtype == "auto":
+        return 1 if shape.index_dim and host.gpu.compute_capability[0] == 10 else 2
+    return 1 if "fp8" in dtype or "e4m3" in dtype or "e5m2" in dtype else 2
+
+
+def kv_bytes_per_token(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[str, Any], host: Host) -> int:
+    """Bytes of one token in the pool of one rank of a stage (cell_size, pool_configurator.py:355-400).
+
+    The latent vector of MLA is whole on every rank; heads of GQA are split over the attention ranks.
+    """
+    layers = layout.stage_layers(shape.layers)[stage]
+    draft = draft_layers(engine, shape) if stage == layout.pp - 1 else 0
+    number = kv_dtype_bytes(engine, shape, host)
+    if shape.attention == "mla":
+        latent = (shape.kv_lora_rank + shape.rope_dim) * number
+        if shape.index_dim:
+            if number == 1 and host.gpu.compute_capability[0] in (9, 10):
+                # FlashMLA's layout: the rotary part stays bf16, one float32 scale for 128 numbers.
+                latent = shape.kv_lora_rank + ceil_div(shape.kv_lora_rank, 128) * 4 + shape.rope_dim * 2
+            latent += shape.index_dim + ceil_div(shape.index_dim, 128) * 4
+        return ceil_div((layers + draft) * latent, max(1, layout.dcp))
+    heads = max(1, ceil_div(shape.kv_heads, layout.attention_tp))
+    cell = heads * (shape.head_dim + shape.v_head_dim) * number
+    if shape.linear:
+        layers = max(1, round(layers * shape.attention_layers / shape.layers))
+    if shape.sliding_layers and not engine.get("disable_hybrid_swa_memory"):
+        ratio = float(engine.get("swa_full_tokens_ratio") or 0.8)
+        share = shape.sliding_layers / shape.layers
+        return int(cell * layers * (1 - share + ratio * share))
+    return cell * (layers + draft)
+
+
+def linear_state_bytes(shape: ModelShape, layout: Layout, engine: Mapping[str, Any]) -> int:
+    """Recurrent states (bf16) of the requests that may run; 0 if no number of requests is set or no such layers."""
+    running = engine.get("max_running_requests")
+    if not shape.linear or running is None:
+        return 0
+    heads = ceil_div(shape.linear.value_heads, layout.attention_tp)
+    keys = ceil_div(shape.linear.key_heads, layout.attention_tp) * shape.linear.key_dim
+    state = heads * shape.linear.key_dim * shape.linear.value_dim
+    convolution = (2 * keys + heads * shape.linear.value_dim) * (shape.linear.convolution - 1)
+    layers = ceil_div(shape.linear.layers, layout.pp)
+    return int(running) // max(1, layout.attention_dp) * layers * (state + convolution) * 2
+
+
+def graph_bytes(
+    shape: ModelShape,
+    layout: Layout,
+    engine: Mapping[str, Any],
+    defaults: ServerDefaults,
+    running: int,
+    release: str,
+) -> int:
+    """Memory of the decode graphs of one GPU; an estimate: six times as much is on record."""
+    del release
+    pools = max(1, layout.attention_dp * layout.dp)
+    sizes = graph_sizes(engine, defaults, max(1, running // pools))
+    if not sizes:
+        return 0
+    layers = max(layout.stage_layers(shape.layers))
+    heads = ceil_div(shape.heads, layout.attention_tp)
+    width = shape.kv_lora_rank if shape.attention == "mla" else shape.v_head_dim
+    partial = heads * TRITON_KV_SPLITS * width * 4
+    logits = shape.vocab * (2 + 4)
+    # Under attention DP every rank's graph holds the tokens of all of them.
+    gathered = shape.hidden * 2 * 2 * (layout.attention_dp if layout.attention_dp > 1 else 1)
+    return GRAPH_FIXED_BYTES + max(sizes) * (partial + logits + gathered) + len(sizes) * layers * GRAPH_BYTES_PER_LAYER
+
+
+def prefill_bytes(shape: ModelShape, layout: Layout, chunk: int, context: int) -> int:
+    """Peak activations of the largest prefill chunk; after the start nothing reserves them."""
+    tokens = chunk * layout.attention_dp if chunk > 0 else context
+    heads = ceil_div(shape.heads, layout.attention_tp)
+    own = max(1, tokens // layout.attention_dp)
+    attention = own * heads * (2 * shape.head_dim + shape.v_head_dim) * 2
+    # Expert outputs: every token once for each of its experts.
+    moe_width = shape.experts_per_token * (shape.hidden + 3 * ceil_div(shape.moe_intermediate, max(1, layout.moe_tp)))
+    dense_width = 3 * ceil_div(shape.intermediate, layout.tp)
+    return attention + tokens * (PREFILL_COPIES * shape.hidden + max(moe_width, dense_width)) * 2
+
+
+def segment_bytes(sizes: Iterable[int]) -> int:
+    """What PyTorch's caching allocator takes from the GPU for tensors that live together.
+
+    Below 1 MiB: packed in segments of 2 MiB. Below 10 MiB: best fit in segments of 20 MiB. Larger: a segment
+    of its own, rounded to 2 MiB (c10/cuda/CUDACachingAllocator.cpp, kSmallSize, kMinLargeAlloc, kRoundLarge).
+    """
+    total, small = 0, 0
+    holes: list[int] = []
+    for size in sizes:
+        rounded = ceil_div(size, 512) * 512
+        if rounded < MIB:
+            small += rounded
+        elif rounded < 10 * MIB:
+            at = bisect_left(holes, rounded)
+            if at == len(holes):
+                total += 20 * MIB
+                hole = 20 * MIB
+            else:
+                hole = holes.pop(at)
+            if hole - rounded >= MIB:
+                insort(holes, hole - rounded)
+        else:
+            total += ceil_div(rounded, 2 * MIB) * 2 * MIB
+    return total + ceil_div(small, 2 * MIB) * 2 * MIB

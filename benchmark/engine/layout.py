@@ -1,0 +1,114 @@
+"""How a configuration spreads one model over GPUs: the widths that SGLang derives from its flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Backends that move tokens between expert-parallel ranks set ep_size to tp_size, whatever was asked
+# (SGLang 0.5.23, arg_groups/overrides.py:1578-1620).
+A2A_BACKENDS = frozenset(
+    {
+        "ascend_fuseep",
+        "ascend_tp",
+        "deepep",
+        "deepep_v2",
+        "flashinfer",
+        "megamoe",
+        "mooncake",
+        "mori",
+        "nixl",
+        "pplx",
+    }
+)
+
+# Every spelling of a width that SGLang's command line has or had.
+_SPELLINGS = {
+    "tp": ("tp_size", "tensor_parallel_size", "tp"),
+    "pp": ("pp_size", "pipeline_parallel_size", "pp"),
+    "ep": ("ep_size", "expert_parallel_size", "ep"),
+    "dp": ("dp_size", "data_parallel_size", "dp"),
+    "attention_dp": ("attn_dp_size", "attention_data_parallel_size"),
+    "dcp": ("dcp_size", "decode_context_parallel_size"),
+    "nnodes": ("nnodes",),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Widths of the parallel groups. Attention DP and EP divide the TP group; they add no GPUs."""
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    attention_dp: int = 1
+    dp: int = 1
+    nnodes: int = 1
+    dcp: int = 1
+    """Decode context parallelism: ranks that share one request's latent KV."""
+
+    @classmethod
+    def from_engine(cls, engine: Mapping[str, Any], release: str = "") -> Layout:
+        """Read the widths from a configuration's `engine` mapping.
+
+        Both spellings of attention DP are understood: `attn_dp_size` (0.5.22 and later) and
+        `dp_size` with `enable_dp_attention` (every release; deprecated since 0.5.22). A nonsensical
+        combination still gives a layout; rules.py says what is wrong with it.
+
+        Raises:
+            ValueError: a width that is not a whole number.
+        """
+        del release  # no release gives one spelling two meanings
+        widths = {name: _width(engine, keys) for name, keys in _SPELLINGS.items()}
+        if engine.get("enable_dp_attention") and widths["attention_dp"] == 1:
+            widths["attention_dp"], widths["dp"] = widths["dp"], 1
+        if str(engine.get("moe_a2a_backend") or "none") in A2A_BACKENDS:
+            widths["ep"] = widths["tp"]
+        return cls(**widths)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the engine takes (server_args.py:581, compute_world_size)."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks that share one attention layer's heads; 0 if the widths do not nest."""
+        return self.tp // self.attention_dp
+
+    @property
+    def moe_tp(self) -> int:
+        """Ranks that share one expert's matrices; 0 if ep is larger than tp (the engine divides by it)."""
+        return self.tp // self.ep
+
+    @property
+    def whole(self) -> bool:
+        """Whether every width is positive and EP and attention DP divide the TP group."""
+        widths = (self.tp, self.pp, self.ep, self.attention_dp, self.dp, self.nnodes, self.dcp)
+        return min(widths) >= 1 and self.tp % self.ep == 0 and self.tp % self.attention_dp == 0
+
+    def stage_layers(self, layers: int) -> tuple[int, ...]:
+        """Layers of each pipeline stage; the remainder goes to the last ones (distributed/utils.py:110)."""
+        each, left = divmod(layers, self.pp)
+        return tuple(each + (1 if stage >= self.pp - left else 0) for stage in range(self.pp))
+
+    def name(self) -> str:
+        """A catalogue name for the split, such as `tp4_pp2_ep4`."""
+        parts = [f"tp{self.tp}"]
+        parts += [f"pp{self.pp}"] if self.pp > 1 else []
+        parts += [f"ep{self.ep}"] if self.ep > 1 else []
+        parts += [f"adp{self.attention_dp}"] if self.attention_dp > 1 else []
+        parts += [f"dp{self.dp}"] if self.dp > 1 else []
+        return "_".join(parts)
+
+
+def _width(engine: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    for key in keys:
+        value = engine.get(key)
+        if value is not None and value is not False:
+            try:
+                return int(value)
+            except (OverflowError, TypeError, ValueError):
+                raise ValueError(f"{key} must be a whole number; it is {value!r}.") from None
+    return 1

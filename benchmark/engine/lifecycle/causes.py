@@ -1,0 +1,265 @@
+"""The taxonomy: patterns of the log, and the failure that each of them is.
+
+Each id is stable. Sources: the captures of this project, SGLang 0.5.11 and 0.5.23, and public issues.
+"""
+
+from __future__ import annotations
+
+import re
+
+from . import memory, special
+from .failure import Builder, plain
+
+# In the order of their trust where one line fits several.
+CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
+    (
+        re.compile(r"^(?:[\w. -]+: )?error: unrecognized arguments: (.+)"),
+        special.unknown_flag,
+    ),
+    (
+        re.compile(r"^(?:[\w. -]+: )?error: ((?:argument|ambiguous option|the following arguments|one of).+)"),
+        plain(
+            "bad_flag_value",
+            "The engine refuses its command line: {0}.",
+            "Correct the flag or its value.",
+            stage="process",
+        ),
+    ),
+    (
+        re.compile(r"address \('[^']*', (\d+)[^)]*\): (?:\[errno 98\] )?address already in use", re.IGNORECASE),
+        special.port,
+    ),
+    (
+        re.compile(
+            r"(?:EADDRINUSE|Address already in use|server socket has failed to listen).{0,200}?(?:port:? ?(\d+))?",
+            re.IGNORECASE,
+        ),
+        plain(
+            "internal_port_taken",
+            "A port between the engine's own processes is in use ({0}).",
+            "Set --nccl-port or --dist-init-addr outside net.ipv4.ip_local_port_range, then start again.",
+            may_pass=True,
+        ),
+    ),
+    (
+        re.compile(r"memory capacity is unbalanced.*?(?:=([\d.]+), local_gpu_memory=([\d.]+))?(?:,|$)", re.IGNORECASE),
+        memory.unbalanced,
+    ),
+    (
+        re.compile(
+            r"Not enough memory\. Please try to increase|leave no GPU memory for the KV pool"
+            r"|leave no GPU memory for the KV cache",
+            re.IGNORECASE,
+        ),
+        memory.no_room_for_kv,
+    ),
+    (memory.OUT_OF_MEMORY, memory.out_of_memory),
+    (
+        re.compile(r"^ZeroDivisionError: integer (?:division or )?modulo by zero|^ZeroDivisionError: integer division"),
+        special.zero_division,
+    ),
+    (re.compile(r"^\s*assert self\.cpu_group is not None"), special.group_missing),
+    (
+        re.compile(r"invalid device ordinal|GPU device may be out of range", re.IGNORECASE),
+        plain(
+            "too_few_gpus",
+            "The configuration takes more GPUs than the engine can see.",
+            "tp x pp (x dp) GPUs are needed; look at CUDA_VISIBLE_DEVICES and at nvidia-smi -L.",
+            stage="distributed",
+        ),
+    ),
+    (
+        re.compile(r"must be (?:an? )?divisible|is not divisible by|must be divisible by", re.IGNORECASE),
+        plain(
+            "does_not_divide",
+            "The engine refuses the split: a width does not divide what it splits.",
+            "The evidence names the two numbers; choose widths that divide.",
+        ),
+    ),
+    (
+        re.compile(
+            r"Pipeline Parallel(?:ism)? is not compatible|does not support pipeline parallel"
+            r"|requires a fused func for a2a backend|NotImplementedError: (.+)",
+            re.IGNORECASE,
+        ),
+        plain(
+            "unsupported",
+            "The engine does not support this combination for this model. {0}",
+            "Use another backend or split, or a release that supports it; trying again changes nothing.",
+        ),
+    ),
+    (
+        re.compile(
+            r"SafetensorError: (.+)|(incomplete metadata, file not fully covered)|(PytorchStreamReader failed.+)"
+            r"|(Error while deserializing header.+)",
+            re.IGNORECASE,
+        ),
+        plain(
+            "model_corrupt",
+            "A file of the model cannot be read: {0}{1}{2}{3}.",
+            "Compare the files with model.safetensors.index.json and their checksums; fetch what is short again.",
+            stage="weights",
+        ),
+    ),
+    (
+        re.compile(
+            r"HFValidationError: |is not a local folder and is not a valid model identifier"
+            r"|^OSError: (?:Repo id must be|.* does not appear to have|Can't load|We couldn't connect)"
+            r"|LocalEntryNotFoundError|OfflineModeIsEnabled|Cannot find any model weights|RepositoryNotFoundError"
+            r"|GatedRepoError|No such file or directory: '[^']*(?:config\.json|tokenizer|\.safetensors)",
+        ),
+        special.no_model,
+    ),
+    (
+        re.compile(
+            r"Driver/library version mismatch|forward compatibility was attempted on non supported HW"
+            r"|CUDA driver version is insufficient|NVIDIA driver on your system is too old",
+            re.IGNORECASE,
+        ),
+        plain(
+            "driver_mismatch",
+            "The NVIDIA driver does not match: its kernel module and libraries differ, or it is too old.",
+            "Reboot the host (an upgrade replaced the driver under a running kernel), or install a newer driver.",
+        ),
+    ),
+    (
+        re.compile(
+            r"No CUDA GPUs are available|no CUDA-capable device|CUDA error: (?:initialization error"
+            r"|unknown error|system not yet initialized)|cuInit.*failed|Found no NVIDIA driver",
+            re.IGNORECASE,
+        ),
+        plain(
+            "no_gpu",
+            "The engine sees no usable GPU.",
+            "Look at nvidia-smi as the service's user, CUDA_VISIBLE_DEVICES, and the unit's device settings "
+            "(PrivateDevices, DeviceAllow).",
+        ),
+    ),
+    (
+        re.compile(r"\bXid\b.*?(\d{1,3})|GPU is lost|fallen off the bus|(uncorrectable ECC error)", re.IGNORECASE),
+        plain(
+            "gpu_fault",
+            "A GPU failed (Xid {0}).",
+            "Read the Xid lines (journalctl -k | grep -i xid); the GPU needs a reset, or the host a reboot.",
+        ),
+    ),
+    (
+        re.compile(
+            r"(?:No such file or directory: '([^']*(?:ninja|nvcc|gcc|g\+\+)[^']*)'|(ninja)(?:: command)? not "
+            r"found|(Ninja) is required|(nvcc)(?:: command)? not found|Could not find (nvcc))",
+            re.IGNORECASE,
+        ),
+        plain(
+            "kernel_tool_missing",
+            "A tool to build kernels is missing: {0}{1}{2}{3}{4}.",
+            "Put the venv's bin and CUDA's bin on the unit's PATH and set CUDA_HOME; check it with that environment.",
+        ),
+    ),
+    (
+        re.compile(
+            r"cannot find -l(\w+)|fatal error: (\S+): No such file|(\S+\.h): No such file or directory"
+            r"|ninja: build stopped|Error building extension|nvcc (?:fatal|error)",
+            re.IGNORECASE,
+        ),
+        plain(
+            "kernel_compile",
+            "A kernel did not compile ({0}{1}{2}).",
+            "The first error line names what is missing: a CUDA library or header package, or a link to one.",
+        ),
+    ),
+    (
+        re.compile(
+            r"flashinfer.*version.*(?:mismatch|does not match|>=|is required)"
+            r"|sgl.?kernel.*(?:version|is installed with).*(?:required|less than|>=|mismatch)",
+            re.IGNORECASE,
+        ),
+        plain(
+            "version_mismatch",
+            "Two of the engine's packages do not belong together.",
+            "Install the engine again from its lock, so that all its kernels have the versions it was built with.",
+        ),
+    ),
+    (
+        re.compile(r"^(?:ModuleNotFoundError|ImportError): (.+)"),
+        plain("package_missing", "A Python package is missing or broken: {0}.", "Install the engine from its lock."),
+    ),
+    (
+        re.compile(
+            r"(?:unlink shared memory|failed to (?:extend|open)|Error while creating shared memory|"
+            r"while (?:attaching to|creating) shared memory).{0,40}(/dev/shm/\S*)",
+            re.IGNORECASE,
+        ),
+        plain(
+            "shared_memory",
+            "NCCL could not use its shared memory ({0}).",
+            "Make /dev/shm larger, or run as a system service: logind removes a user's segments at logout (RemoveIPC).",
+            may_pass=True,
+        ),
+    ),
+    (
+        re.compile(
+            r"(?:peer access is not supported|P2P.*(?:not supported|failed|disabled)|CUDA error: peer|"
+            r"invalid argument.*custom_all_?reduce|custom_all_?reduce.*invalid argument)",
+            re.IGNORECASE,
+        ),
+        plain(
+            "p2p",
+            "The GPUs cannot reach each other's memory.",
+            "Check ACS and IOMMU (redirects on the bridges); try --disable-custom-all-reduce or NCCL_P2P_DISABLE=1.",
+        ),
+    ),
+    (
+        re.compile(r"MemoryError\b|Cannot allocate memory|oom-kill|Out of memory: Killed process", re.IGNORECASE),
+        plain(
+            "host_memory",
+            "The host ran out of memory.",
+            "Free host memory, or load with fewer threads; look at the unit's MemoryMax.",
+            may_pass=True,
+        ),
+    ),
+    (
+        re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE),
+        plain(
+            "disk_full", "A disk is full.", "Free space for caches, logs and kernels, then start again.", may_pass=True
+        ),
+    ),
+    (
+        re.compile(r"^PermissionError: (.+)|Permission denied: ?'?([^']*)", re.IGNORECASE),
+        plain(
+            "permission_denied",
+            "The service's user may not use {0}{1}.",
+            "Check owner and mode as that user (a wheel's binaries may be executable by their owner only).",
+        ),
+    ),
+)
+
+CONSEQUENCES: tuple[tuple[re.Pattern[str], Builder], ...] = (
+    (
+        re.compile(
+            r"Watchdog caught collective operation timeout|(?:NCCL|collective).*time[d]? ?out"
+            r"|Scheduler watchdog timeout|watchdog timeout",
+            re.IGNORECASE,
+        ),
+        plain(
+            "communication_hang",
+            "A collective between the GPUs did not end.",
+            "Check P2P between all pairs (ACS, IOMMU); try NCCL_P2P_DISABLE=1 or NCCL_NVLS_ENABLE=0.",
+            may_pass=True,
+        ),
+    ),
+    (
+        re.compile(
+            r"(?:DistBackendError|NCCL (?:error|WARN)|ncclUnhandledCudaError|ncclSystemError|ncclInternalError"
+            r"|ncclInvalidUsage|unhandled (?:cuda|system) error)(.*)",
+            re.IGNORECASE,
+        ),
+        plain(
+            "nccl",
+            "NCCL failed: {0}.",
+            "Start once with NCCL_DEBUG=INFO; look at P2P, /dev/shm and the NCCL version.",
+            may_pass=True,
+        ),
+    ),
+    (re.compile(r"Subprocess scheduler_?(\d*) \(pid=(\d+)\) crashed with exit code (-?\d+)"), special.killed),
+    (re.compile(r"Rank (\d+) scheduler died during initialization \(exit code: (-?\d+)\)"), special.rank_died),
+)

@@ -1,0 +1,96 @@
+"""A failure, the lines it is found in, and what may be shown of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+GIB = 1 << 30
+LONGEST_LINE = 2000
+"""Characters of a line that are looked at."""
+
+_SECRET = re.compile(
+    r"""(?ix) ( \b \w* (?: (?:api_?key|password|secret) ['"]? \s* [=:] | token ['"]? \s* = ) \s* )
+    ('[^']*' | "[^"]*" | [^\s,)]+) """
+)
+_SECRET_WORDS = re.compile(r"\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|Bearer\s+[\w.~+/=-]{4,})")
+
+
+def shown(text: str) -> str:
+    """A line fit to be kept and shown: no secrets, not longer than LONGEST_LINE."""
+    text = _SECRET.sub(r"\1***", text[:LONGEST_LINE])
+    return _SECRET_WORDS.sub("***", text)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One named failure of a start or of a running engine."""
+
+    kind: str
+    stage: str
+    """Of lifecycle.STAGES; `ready` for an engine that ran."""
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    """Lines of the log, the cause first."""
+    advice: str = ""
+    may_pass: bool = False
+    """Whether another try, with nothing changed, could end differently."""
+
+
+@dataclass
+class Line:
+    """One line of a log without its prefixes."""
+
+    text: str
+    rank: str = ""
+    """`TP0 EP0`; empty for the server itself."""
+    seconds: float | None = None
+    stamped: bool = False
+    stage: str = "process"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the builders of a failure know."""
+
+    line: Line
+    match: re.Match[str]
+    block: Sequence[str]
+    """The traceback that the line ends, if it ends one."""
+    figures: Mapping[str, Any]
+    before: Sequence[Line] = ()
+    """The log up to the line."""
+
+    @property
+    def stage(self) -> str:
+        return self.line.stage
+
+    def setting(self, name: str) -> Any:
+        return (self.figures.get("server_args") or {}).get(name)
+
+
+Builder = Callable[[Case], Failure]
+
+
+def plain(kind: str, sentence: str, advice: str, *, stage: str | None = None, may_pass: bool = False) -> Builder:
+    """A failure whose words hold `{0}`, `{1}`... for the groups of the pattern."""
+
+    def build(case: Case) -> Failure:
+        groups = [(group or "").strip() for group in case.match.groups()]
+        return Failure(
+            kind,
+            stage or case.stage,
+            _fill(sentence, groups),
+            advice=_fill(advice, groups),
+            may_pass=may_pass,
+        )
+
+    return build
+
+
+def _fill(text: str, groups: Sequence[str]) -> str:
+    for number, group in enumerate(groups):
+        text = text.replace("{" + str(number) + "}", group[:300])
+    return text

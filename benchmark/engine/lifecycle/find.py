@@ -1,0 +1,173 @@
+"""Finding the first cause in a log, and naming an exit that left no word.
+
+One rank's failure makes the others' communication fail, and the server's last line only says that a child failed; so
+consequences are looked at only where no cause is found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .causes import CAUSES, CONSEQUENCES
+from .failure import LONGEST_LINE, Case, Failure, Line, shown
+from .memory import place
+
+_EVIDENCE_LINES = 12
+_FURTHEST_BLOCK = 400
+"""Lines of one traceback that are read at most."""
+
+_IGNORED = re.compile(
+    r"Ignore import error|UserWarning|FutureWarning|DeprecationWarning|server_args=|^\s*warnings\.warn"
+)
+_ANY_CAUSE = re.compile("|".join(f"(?:{pattern.pattern})" for pattern, _ in CAUSES), re.IGNORECASE)
+_ANY_CONSEQUENCE = re.compile("|".join(f"(?:{pattern.pattern})" for pattern, _ in CONSEQUENCES), re.IGNORECASE)
+_READY = re.compile(r"server is fired up and ready", re.IGNORECASE)
+_FATAL_WHEN_READY = re.compile(
+    r"hit an exception|sigquit|crashed with exit code|Fatal Python error|terminate called|core dumped", re.IGNORECASE
+)
+_FATAL = re.compile(
+    _FATAL_WHEN_READY.pattern
+    + r"|Traceback \(most recent|\berror: (?:unrecognized|argument|ambiguous|the following|one of)|already in use"
+    r"|died during initialization|Initialization failed|^Killed\b",
+    re.IGNORECASE,
+)
+_SERIOUS = re.compile(
+    r"hit an exception|\berror\b|fail|already in use|out of memory|NCCL WARN|crashed|died|timeout|timed out|oom-kill",
+    re.IGNORECASE,
+)
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+def find_failure(lines: Sequence[Line], figures: Mapping[str, Any]) -> Failure | None:
+    """The first cause in a log; None where nothing failed (a warning is no failure)."""
+    lines, fatal = _deadly_part(lines)
+    if not fatal:
+        return None
+    for group, quick in ((CAUSES, _ANY_CAUSE), (CONSEQUENCES, _ANY_CONSEQUENCE)):
+        for number, line in enumerate(lines):
+            head = line.text[:LONGEST_LINE]
+            if not quick.search(head) or _IGNORED.search(head) or not _serious(line):
+                continue
+            for pattern, build in group:
+                match = pattern.search(head)
+                if match:
+                    block = _block(lines, number)
+                    failure = build(Case(line, match, block, figures, lines[:number]))
+                    return _with_evidence(failure, line, block)
+    return _unnamed(lines)
+
+
+def _deadly_part(lines: Sequence[Line]) -> tuple[Sequence[Line], bool]:
+    """(where to look, whether anything there ended the engine).
+
+    Once it is ready only what ends the engine counts: a request's own traceback does not.
+    """
+    ready = next((number for number, line in enumerate(lines) if _READY.search(line.text[:LONGEST_LINE])), None)
+    if ready is not None:
+        lines = lines[ready + 1 :]
+    fatal = _FATAL if ready is None else _FATAL_WHEN_READY
+    return lines, any(fatal.search(line.text[:LONGEST_LINE]) for line in lines)
+
+
+def _serious(line: Line) -> bool:
+    """Whether a line is a failure's and not a remark: no stamp (it ends a traceback), or the words of one."""
+    if not line.stamped:
+        return True
+    head = line.text[:LONGEST_LINE]
+    return bool(_SERIOUS.search(head)) and not re.match(r"(?:WARNING|INFO)\b", head)
+
+
+def _block(lines: Sequence[Line], number: int) -> list[str]:
+    """The traceback around a line: back to its `Traceback` (nothing if there is none near)."""
+    for back in range(number, max(-1, number - _FURTHEST_BLOCK), -1):
+        if _TRACEBACK in lines[back].text:
+            end = min(len(lines), number + 1)
+            return [line.text for line in lines[back:end]]
+        if back < number and lines[back].stamped:
+            break
+    return []
+
+
+def _with_evidence(failure: Failure, line: Line, block: Sequence[str]) -> Failure:
+    tail = [text for text in block[:-1] if text.strip()][-(_EVIDENCE_LINES - 1) :]
+    evidence = tuple(dict.fromkeys(shown(text) for text in (line.text, *tail)))
+    return Failure(failure.kind, failure.stage, failure.sentence, evidence, failure.advice, failure.may_pass)
+
+
+def _unnamed(lines: Sequence[Line]) -> Failure | None:
+    """The first traceback that no pattern knows."""
+    for number, line in enumerate(lines):
+        if _TRACEBACK not in line.text:
+            continue
+        for end in range(number + 1, min(len(lines), number + _FURTHEST_BLOCK)):
+            text = lines[end].text
+            if text[:1] in (" ", "\t", "") or lines[end].stamped:
+                continue
+            return _traceback_failure(line, text, _block(lines, end))
+    return None
+
+
+def _traceback_failure(first: Line, last: str, block: Sequence[str]) -> Failure:
+    name = last.partition(":")[0][:100]
+    refused = first.stage == "process" and re.match(r"(?:ValueError|AssertionError|TypeError)\b", last)
+    stage = place(Case(first, re.match("", ""), block, {}))  # type: ignore[arg-type]
+    failure = Failure(
+        "refused" if refused else "crash",
+        stage,
+        f"The engine refuses the configuration: {shown(last)[:300]}"
+        if refused
+        else f"The engine failed with {name}: {shown(last.partition(':')[2]).strip()[:300] or 'no text'}.",
+        advice="Change what the message names." if refused else "Read the evidence; the first traceback is the cause.",
+        may_pass=not refused,
+    )
+    return _with_evidence(failure, Line(last), block)
+
+
+def failure_from_exit(signal: int | None, status: int | str | None, stage: str, last_lines: Sequence[str]) -> Failure:
+    """A process that ended and left no word of why."""
+    evidence = tuple(last_lines[-_EVIDENCE_LINES:])
+    if signal == 9:
+        return Failure(
+            "killed",
+            stage,
+            "The engine was killed (SIGKILL) and left no word of why.",
+            evidence,
+            "Look for the out-of-memory killer (journalctl -k | grep -i oom), a stop from outside, or a memory limit.",
+            may_pass=True,
+        )
+    if signal in (15, 2, 1):
+        return Failure(
+            "stopped_from_outside",
+            stage,
+            f"The engine was told to end (signal {signal}) by something else than this tool.",
+            evidence,
+            "Look who stops it: a service manager, a shutdown, a person.",
+            may_pass=True,
+        )
+    if signal is not None:
+        return Failure(
+            "crash",
+            stage,
+            f"The engine crashed (signal {signal}).",
+            evidence,
+            "Look in the kernel's log and for a core file.",
+            may_pass=True,
+        )
+    if status == 2:
+        return Failure(
+            "unknown_flag",
+            "process",
+            "The engine refused its command line (exit 2).",
+            evidence,
+            "Run the unit's command by hand to see its message.",
+        )
+    return Failure(
+        "unknown",
+        stage,
+        f"The engine ended{'' if status is None else f' with exit status {status}'} and left no word of why.",
+        evidence,
+        "Read the end of the engine's log.",
+        may_pass=True,
+    )

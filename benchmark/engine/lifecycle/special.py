@@ -1,0 +1,94 @@
+"""Failures that need more than a sentence: ports, processes that died, widths that do not divide, unknown flags."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from .failure import LONGEST_LINE, Case, Failure
+
+
+def port(case: Case) -> Failure:
+    port = case.match.group(1) or case.setting("port") or "its port"
+    return Failure(
+        "port_taken",
+        "warmup",
+        f"Port {port} is in use by another process. The engine loaded the model first, and now neither serves nor "
+        "exits.",
+        advice=f"Stop what listens on {port} (ss -ltnp), or set another port. This engine must be killed.",
+        may_pass=True,
+    )
+
+
+def killed(case: Case) -> Failure:
+    number, pid, code = case.match.groups()
+    signalled = code.startswith("-")
+    how = f"was killed by signal {code[1:]}" if signalled else f"ended with exit code {code}"
+    return Failure(
+        "killed" if signalled and code in ("-9", "-15") else "crash",
+        case.stage,
+        f"Scheduler {number} (pid {pid}) {how} and left no traceback.",
+        advice="Look in the kernel's log for the out-of-memory killer (journalctl -k | grep -i oom) and for Xid lines; "
+        "then try again.",
+        may_pass=True,
+    )
+
+
+def rank_died(case: Case) -> Failure:
+    number, code = case.match.groups()
+    host_memory = code == "-9"
+    return Failure(
+        "killed" if host_memory else "crash",
+        case.stage,
+        f"Rank {number} ended during start-up with exit code {code}"
+        + ("; the host's out-of-memory killer is the usual cause." if host_memory else "."),
+        advice="Look in the kernel's log (journalctl -k | grep -i oom) and at the free memory of the host."
+        if host_memory
+        else "Read the lines of that rank.",
+        may_pass=True,
+    )
+
+
+def zero_division(case: Case) -> Failure:
+    tp, ep = case.setting("tp_size"), case.setting("ep_size")
+    widths = f" (tp {tp}, ep {ep})" if tp and ep else ""
+    return Failure(
+        "ep_does_not_divide",
+        "process",
+        f"--ep-size is larger than --tp-size{widths}: expert groups divide the tensor-parallel group.",
+        advice=f"Use an --ep-size that divides {tp}." if tp else "Use an --ep-size that divides --tp-size.",
+    )
+
+
+def group_missing(case: Case) -> Failure:
+    tp, ep = case.setting("tp_size"), case.setting("ep_size")
+    return Failure(
+        "ep_does_not_divide",
+        "distributed",
+        f"Some ranks are in no expert group: --ep-size {ep or '?'} does not divide --tp-size {tp or '?'}.",
+        advice=f"Use an --ep-size that divides {tp}." if tp else "Use an --ep-size that divides --tp-size.",
+    )
+
+
+def unknown_flag(case: Case) -> Failure:
+    given = case.match.group(1).strip()
+    known = {flag for line in case.before[-600:] for flag in re.findall(r"--[a-z0-9-]+", line.text[:LONGEST_LINE])}
+    near = difflib.get_close_matches(given.partition(" ")[0].partition("=")[0], known, n=1, cutoff=0.6)
+    nearest = f" The nearest that it knows is {near[0]}." if near else ""
+    return Failure(
+        "unknown_flag",
+        "process",
+        f"The engine does not know: {given[:300]}.{nearest}",
+        advice="Remove or rename it; it may belong to another release.",
+    )
+
+
+def no_model(case: Case) -> Failure:
+    paths = re.findall(r"'(/[^']{1,300})'", case.line.text)
+    where = (paths[-1] if paths else None) or case.setting("model_path")
+    return Failure(
+        "no_model",
+        case.stage,
+        f"The model's files are not where the engine looks{f' ({where})' if where else ''}, or not complete.",
+        advice="Look at the path and its files: config.json, tokenizer, every shard that the index names.",
+    )

@@ -1,0 +1,182 @@
+"""Every split of a host: each valid tp x ep x pp x attention DP, planned, ranked, and ready for the catalogue."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from .calibration import Calibration
+from .flags import FlagError, resolve_release
+from .hardware import GIB, Host
+from .layout import A2A_BACKENDS, Layout
+from .memory import plan_memory
+from .models import ModelShape
+from .plan import plan_configuration
+
+# Kept free for activations and what the estimate of graphs misses, when a fraction is chosen.
+SPARE_BYTES = 2 * GIB
+HIGHEST_FRACTION = 0.94
+LOWEST_FRACTION = 0.5
+# Settings of the base that say how the model is split; a search sets them itself.
+_SPLIT_KEYS = (
+    "tp_size",
+    "tensor_parallel_size",
+    "pp_size",
+    "pipeline_parallel_size",
+    "ep_size",
+    "expert_parallel_size",
+    "dp_size",
+    "data_parallel_size",
+    "attn_dp_size",
+    "attention_data_parallel_size",
+    "enable_dp_attention",
+)
+_ORDER = {"runs": 0, "doubtful": 1, "rejected": 2}
+
+
+def splits(shape: ModelShape, host: Host) -> Iterator[Layout]:
+    """Every layout that uses all GPUs of the host and whose widths divide what they split.
+
+    Heads divide by the attention ranks, experts by ep, and an expert's width by the ranks that share it, in whole
+    quantization groups or blocks.
+    """
+    count = host.count * host.nodes
+    for tp in _divisors(count):
+        pp = count // tp
+        if pp > shape.layers:
+            continue
+        for ep in _divisors(tp) if shape.experts else (1,):
+            for attention_dp in _divisors(tp):
+                layout = Layout(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, nnodes=host.nodes)
+                if _divides(shape, layout):
+                    yield layout
+
+
+def search(
+    shape: ModelShape,
+    host: Host,
+    release: str,
+    workload: Mapping[str, Any],
+    ladder: Iterable[int],
+    base: Mapping[str, Any] | None = None,
+    calibration: Calibration | None = None,
+) -> list[dict[str, Any]]:
+    """Plan every split and rank them: those that run first, by expected peak throughput.
+
+    `base` is a resolved configuration whose other settings all candidates share. Each result has `name`,
+    `configuration` (resolved), `entry` (for the catalogue, extending nothing) and `plan`.
+    """
+    rungs = tuple(ladder)
+    shared = {key: value for key, value in ((base or {}).get("engine") or {}).items() if key not in _SPLIT_KEYS}
+    forced = str(shared.get("moe_a2a_backend") or "none") in A2A_BACKENDS
+    found = []
+    for layout in splits(shape, host):
+        if forced and layout.ep != layout.tp:
+            continue
+        engine = _engine(shared, layout, release)
+        if "mem_fraction_static" not in engine:
+            engine["mem_fraction_static"] = choose_fraction(shape, layout, engine, host, release)
+        configuration = {
+            "name": layout.name(),
+            "description": describe(shape, layout),
+            "against": None,
+            "hypothesis": None,
+            "engine": engine,
+            "environment": dict((base or {}).get("environment") or {}),
+        }
+        plan = plan_configuration(configuration, shape, host, release, workload, rungs, calibration)
+        entry = {key: configuration[key] for key in ("description", "engine", "environment") if configuration[key]}
+        found.append({"name": layout.name(), "configuration": configuration, "entry": entry, "plan": plan})
+    return sorted(found, key=_rank)
+
+
+def _rank(result: Mapping[str, Any]) -> tuple[int, float, str]:
+    peak = (result["plan"].get("speed") or {}).get("peak") or {"expected": 0.0}
+    return _ORDER[result["plan"]["verdict"]], -peak["expected"], result["name"]
+
+
+def choose_fraction(shape: ModelShape, layout: Layout, engine: Mapping[str, Any], host: Host, release: str) -> float:
+    """A --mem-fraction-static that leaves room for graphs and the largest prefill, in steps of 0.01."""
+    memory = plan_memory(shape, layout, {**engine, "mem_fraction_static": 0.9}, host, release)
+    free = memory.pre_load_free_bytes
+    wanted = memory.max_fraction - (memory.prefill_bytes + SPARE_BYTES) / free
+    # Better tight than not at all: halve what is spared before giving up.
+    if wanted < memory.min_fraction:
+        wanted = (memory.min_fraction + memory.max_fraction) / 2
+    return min(HIGHEST_FRACTION, max(LOWEST_FRACTION, int(wanted * 100) / 100))
+
+
+def _engine(shared: Mapping[str, Any], layout: Layout, release: str) -> dict[str, Any]:
+    engine: dict[str, Any] = {"tp_size": layout.tp}
+    if layout.pp > 1:
+        engine["pp_size"] = layout.pp
+    if layout.ep > 1:
+        engine["ep_size"] = layout.ep
+    if layout.attention_dp > 1:
+        # --attn-dp-size came with 0.5.22; before it, attention DP was a switch beside --dp-size.
+        if _at_least(release, (0, 5, 22)):
+            engine["attn_dp_size"] = layout.attention_dp
+        else:
+            engine |= {"dp_size": layout.attention_dp, "enable_dp_attention": True}
+    if layout.nnodes > 1:
+        engine["nnodes"] = layout.nnodes
+    return {**shared, **engine}
+
+
+def _at_least(release: str, version: tuple[int, ...]) -> bool:
+    try:
+        known = resolve_release(release)
+    except FlagError:
+        known = release
+    return tuple(int(part) for part in re.findall(r"\d+", known)[:3]) >= version
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _divides(shape: ModelShape, layout: Layout) -> bool:
+    if shape.heads % layout.attention_tp:
+        return False
+    kv = shape.kv_heads if shape.attention == "gqa" else layout.attention_tp
+    if max(kv, layout.attention_tp) % min(kv, layout.attention_tp):
+        return False
+    if not shape.experts:
+        return shape.intermediate % layout.tp == 0
+    if shape.experts % layout.ep or shape.moe_intermediate % layout.moe_tp:
+        return False
+    form, width = shape.formats.experts, shape.moe_intermediate // layout.moe_tp
+    multiple = form.group or form.block[0]
+    # MXFP4 kernels pad a shard; the others need whole groups.
+    return form.name == "mxfp4" or not multiple or width % multiple == 0
+
+
+def describe(shape: ModelShape, layout: Layout) -> str:
+    """One sentence on a split, for the catalogue."""
+    stages = f"{layout.pp} stages of {layout.tp}" if layout.pp > 1 else f"{layout.tp} GPUs"
+    whole = "every expert split over all of a layer's GPUs"
+    experts = f"experts in {layout.ep} groups" if layout.ep > 1 else whole
+    parts = [f"Each layer over {stages}"] + ([experts] if shape.experts else [])
+    parts += [f"attention in {layout.attention_dp} replicas"] if layout.attention_dp > 1 else []
+    return "; ".join(parts)
+
+
+def catalogue_entry(result: Mapping[str, Any]) -> str:
+    """A search result as YAML, ready to paste below `sglang_site_configs:`."""
+    lines = [f"  {result['name']}:", f"    description: {_scalar(result['entry']['description'])}"]
+    for section in ("engine", "environment"):
+        settings = result["entry"].get(section)
+        if settings:
+            lines.append(f"    {section}:")
+            lines += [f"      {key}: {_scalar(value)}" for key, value in settings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _scalar(value: Any) -> str:
+    """A value in YAML: JSON is YAML, and plain words need no quotes."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_./ ,;-]*", value):
+        plain = value.lower() not in ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+        return value if plain else json.dumps(value)
+    return json.dumps(value)

@@ -1,0 +1,229 @@
+"""Throughput and speed: over concurrency, over time to first token, against each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import text
+from ..summary import Estimate, Row, Rung
+from .base import COLOURED, Picture, axis, figure, ladder_axis, log_ticks, look, measured, plain
+
+_Read = Callable[[Rung], Estimate | None]
+
+
+def over_concurrency(found: list[Row], name: str, title: str, unit: str, read: _Read) -> Picture:
+    """A number over the ladder, one line a row: gaps where points are invalid, whiskers where there are repeats."""
+    drawn = measured(found)
+    traces = []
+    for place, row in reversed(list(enumerate(drawn))):
+        traces.append(_line(row, place, unit, read))
+        traces += _gaps(row, place)
+    if not drawn:
+        return Picture(name, title, ["Not drawn: no configuration has a valid point."])
+    picture = figure(traces, ladder_axis(drawn), axis(unit, rangemode="tozero"))
+    picture["layout"]["legend"]["traceorder"] = "reversed"
+    concurrencies = sorted({r.concurrency for row in drawn for r in row.rungs})
+    cells = [[row.label, *(_shown(row.rung(c), read) for c in concurrencies)] for row in drawn]
+    headers = ["configuration", *(f"C={c}" for c in concurrencies)]
+    return Picture(name, title, _about_ladder(drawn, unit, read), picture, headers, cells)
+
+
+def _shown(rung: Rung | None, read: _Read) -> str:
+    estimate = read(rung) if rung else None
+    if estimate is None:
+        return "left out" if rung and rung.invalid else text.UNKNOWN
+    return text.rate(estimate.value)
+
+
+def _line(row: Row, place: int, unit: str, read: _Read) -> dict[str, Any]:
+    values = [(rung, read(rung)) for rung in row.rungs]
+    trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": plain(row.label),
+        "legendgroup": row.key,
+        "x": [rung.concurrency for rung, _ in values],
+        "y": [e.value if e else None for _, e in values],
+        "text": [_hover(row, rung, e, unit) if e else "" for rung, e in values],
+        "hoverinfo": "text",
+        "connectgaps": False,
+    } | look(place)
+    if any(e and e.count > 1 for _, e in values) and place < COLOURED:
+        trace["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": [e.high - e.value if e else 0 for _, e in values],
+            "arrayminus": [e.value - e.low if e else 0 for _, e in values],
+            "thickness": 1.25,
+            "width": 3,
+            "color": trace["line"]["color"],
+        }
+    return trace
+
+
+def _hover(row: Row, rung: Rung, estimate: Estimate, unit: str) -> str:
+    lines = [f"<b>{plain(row.label)}</b>, C={rung.concurrency}", f"{text.rate(estimate.value)} {unit}"]
+    if estimate.count > 1:
+        lines.append(f"{text.span(estimate.low, estimate.high)} in {estimate.count} measurements")
+    ttft = rung.seconds("ttft", "p50")
+    if ttft:
+        lines.append(f"TTFT p50 {text.seconds(ttft.value)}")
+    return "<br>".join(lines)
+
+
+def _gaps(row: Row, place: int) -> list[dict[str, Any]]:
+    """Crosses on the floor of the picture where every point of a rung was taken out; the reason on hover."""
+    gaps = [r for r in row.rungs if r.invalid and not r.valid]
+    if not gaps or place >= COLOURED:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": plain(f"{row.label}: left out"),
+            "legendgroup": row.key,
+            "showlegend": False,
+            "x": [r.concurrency for r in gaps],
+            "y": [0 for _ in gaps],
+            "text": [
+                f"<b>{plain(row.label)}</b>, C={r.concurrency}: left out<br>"
+                + "<br>".join(plain(reason) for reason in r.reasons)
+                for r in gaps
+            ],
+            "hoverinfo": "text",
+            "cliponaxis": False,
+            "marker": {"symbol": "x-thin", "size": 9, "line": {"width": 2, "color": look(place)["line"]["color"]}},
+        }
+    ]
+
+
+def _about_ladder(drawn: list[Row], unit: str, read: _Read) -> list[str]:
+    tops = []
+    for row in drawn:
+        best = max((e for e in map(read, row.rungs) if e), key=lambda e: e.value, default=None)
+        if best:
+            tops.append((best.value, row))
+    tops.sort(key=lambda top: -top[0])
+    sentences = []
+    if tops:
+        sentences.append(f"{tops[0][1].label} reaches {text.rate(tops[0][0])} {unit}.")
+    if len(tops) > 1:
+        sentences.append(f"The next is {tops[1][1].label} with {text.rate(tops[1][0])}.")
+    left_out = sum(1 for row in drawn for r in row.rungs if r.invalid and not r.valid)
+    if left_out:
+        sentences.append(f"{text.plural(left_out, 'point')} left out as invalid (crosses; hover for the reason).")
+    if any(len(r.valid) > 1 for row in drawn for r in row.rungs):
+        sentences.append("Whiskers span the lowest and the highest of repeated measurements.")
+    if len(drawn) > COLOURED:
+        sentences.append(f"The first {COLOURED} of the ranking have a colour, the rest is grey.")
+    return sentences
+
+
+def throughput(found: list[Row]) -> Picture:
+    """Output tokens a second of all users over concurrency."""
+    return over_concurrency(
+        found, "throughput", "Throughput over concurrency", "output tokens/s", lambda r: r.throughput
+    )
+
+
+def speed(found: list[Row]) -> Picture:
+    """What one user sees, over concurrency."""
+    return over_concurrency(
+        found, "speed", "Speed of one user over concurrency", "tokens/s for each user", lambda r: r.per_user
+    )
+
+
+def throughput_over_ttft(found: list[Row]) -> Picture:
+    """Throughput against the median time to first token: up and to the left is better."""
+    title = "Throughput over time to first token"
+    return _pairs(
+        found,
+        "throughput-ttft",
+        title,
+        lambda r: r.seconds("ttft", "p50"),
+        axis("TTFT p50, seconds (log)", type="log"),
+        "Up and to the left is better. Each line follows the ladder from low to high concurrency.",
+    )
+
+
+def _pairs(
+    found: list[Row],
+    name: str,
+    title: str,
+    read_x: _Read,
+    xaxis: dict[str, Any],
+    about: str,
+) -> Picture:
+    traces, cells = [], []
+    drawn = [row for row in measured(found) if any(read_x(r) and r.throughput for r in row.rungs)]
+    for place, row in reversed(list(enumerate(drawn))):
+        points = [(r, x, r.throughput) for r in row.rungs if (x := read_x(r)) and r.throughput and x.value > 0]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": plain(row.label),
+                "legendgroup": row.key,
+                "x": [x.value for _, x, _ in points],
+                "y": [y.value for _, _, y in points],
+                "text": [_hover(row, r, y, "output tokens/s") for r, _, y in points],
+                "hoverinfo": "text",
+            }
+            | look(place)
+        )
+        cells[:0] = [[row.label, str(r.concurrency), f"{x.value:.4g}", text.rate(y.value)] for r, x, y in points]
+    if not drawn:
+        return Picture(name, title, ["Not drawn: no valid point has both numbers."])
+    if xaxis.get("type") == "log":
+        xaxis = xaxis | log_ticks([x for trace in traces for x in trace["x"]])
+    picture = figure(traces, xaxis, axis("output tokens/s", rangemode="tozero"))
+    picture["layout"]["legend"]["traceorder"] = "reversed"
+    headers = ["configuration", "concurrency", xaxis["title"]["text"].removesuffix(" (log)"), "output tokens/s"]
+    return Picture(name, title, [about], picture, headers, cells)
+
+
+def pareto(found: list[Row]) -> Picture:
+    """Speed of each user against total throughput, with the points that no other point beats on both."""
+    title = "Speed of one user against total throughput"
+    picture = _pairs(
+        found,
+        "pareto",
+        title,
+        lambda r: r.per_user,
+        axis("tokens/s for each user", rangemode="tozero"),
+        "Up and to the right is better: many users at speed.",
+    )
+    best = frontier(found)
+    if picture.figure is None or len(best) < 2:
+        return picture
+    picture.figure["data"].insert(
+        0,
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "best of all",
+            "x": [x for _, _, x, _ in best],
+            "y": [y for _, _, _, y in best],
+            "hoverinfo": "skip",
+            "line": {"color": "@band", "width": 12, "shape": "linear"},
+        },
+    )
+    names = list(dict.fromkeys(row.label for row, _, _, _ in best))
+    picture.sentences.append(f"On the broad line, where no point is better in both: {text.joined(names)}.")
+    return picture
+
+
+def frontier(found: list[Row]) -> list[tuple[Row, int, float, float]]:
+    """The Pareto set as (row, concurrency, per-user speed, throughput), from fast users to high throughput."""
+    points = [
+        (row, r.concurrency, r.per_user.value, r.throughput.value)
+        for row in measured(found)
+        for r in row.rungs
+        if r.per_user and r.throughput
+    ]
+    best: list[tuple[Row, int, float, float]] = []
+    for point in sorted(points, key=lambda p: (-p[2], -p[3])):
+        if not best or point[3] > best[-1][3]:
+            best.append(point)
+    return best

@@ -1,0 +1,301 @@
+"""Holds this package's load generator, and others that are installed, against a server with a known schedule.
+
+    python measurements/load_client.py                      the cells of the issue: 512 x 50, 512 x 100, 1024 x 50
+    python measurements/load_client.py --cells 64x50 --runs 1
+    python measurements/load_client.py --peer sglang=/path/to/python
+
+The server (benchmark/load/reference_server.py) runs on core 0, the client on core 1. For each cell it prints, in the
+median of the runs, reported against true TTFT, ITL and throughput, the share of the load that was really offered,
+CPU microseconds an event, peak memory and start-up. Truth is what the server sent, over the same window.
+Peers are measured over all of their run, since they have no window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+COLUMNS = (
+    ("tool", "tool"),
+    ("streams", "streams"),
+    ("rate", "events/s each"),
+    ("runs", "runs"),
+    ("events_per_second", "events/s"),
+    ("cpu_us_per_event", "CPU us/event"),
+    ("ttft_p50", "TTFT p50 %"),
+    ("ttft_p99", "TTFT p99 %"),
+    ("itl_p50", "ITL p50 %"),
+    ("itl_p99", "ITL p99 %"),
+    ("throughput", "throughput %"),
+    ("offered", "load offered %"),
+    ("rss_mb", "peak RSS MB"),
+    ("server_cpu", "server CPU"),
+    ("server_late_us", "server late p99 us"),
+    ("shifted", "shifted"),
+    ("flags", "flags"),
+)
+
+
+def on_core(core: int, command: list[str]) -> list[str]:
+    return ["taskset", "-c", str(core % (os.cpu_count() or 1)), *command]
+
+
+class Server:
+    """The reference server as a process of its own, on core 0."""
+
+    def __init__(self, tick: float, ttft: float, spread: float, folder: Path) -> None:
+        self.truth_path = folder / "truth.npz"
+        command = [
+            sys.executable, "-m", "benchmark.load.reference_server", "--realtime", "--truth", str(self.truth_path),
+            "--tick", str(tick), "--ttft", str(ttft), "--spread", str(spread),
+        ]  # fmt: skip
+        self.process = subprocess.Popen(on_core(0, command), stdout=subprocess.PIPE, cwd=ROOT, text=True)
+        self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
+
+    def finish(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """(its report about itself, the truth)."""
+        self.process.send_signal(signal.SIGTERM)
+        text, _ = self.process.communicate(timeout=30)
+        with np.load(self.truth_path) as found:
+            truth = {name: found[name] for name in found.files}
+        return json.loads(text.strip().splitlines()[-1]), truth
+
+
+def true_figures(truth: dict[str, np.ndarray], streams: int, start: int, end: int, skip: int) -> dict[str, float]:
+    """TTFT, ITL (seconds), events a second and the load offered, inside (start, end] (monotonic nanoseconds).
+
+    `skip`: requests at the beginning (the first wave) that are left out of TTFT, as the client does.
+    """
+    ends = np.cumsum(truth["counts"])
+    sends = [truth["sends_ns"][e - c : e] for e, c in zip(ends, truth["counts"], strict=True)]
+    ttft, gaps, events, busy = [], [], 0, 0.0
+    order = np.argsort(truth["arrived_ns"], kind="stable")
+    for place, number in enumerate(order):
+        times, arrived = sends[number], truth["arrived_ns"][number]
+        if not len(times):
+            continue
+        if place >= skip and start < times[0] <= end:
+            ttft.append((times[0] - arrived) / 1e9)
+        inside = times[(times > start) & (times <= end)]
+        events += len(inside)
+        gaps.append(np.diff(inside))
+        busy += max(0, min(times[-1], end) - max(arrived, start))
+    itl = np.concatenate(gaps) / 1e9
+    return {
+        "ttft_p50": float(np.percentile(ttft, 50)),
+        "ttft_p99": float(np.percentile(ttft, 99)),
+        "itl_p50": float(np.percentile(itl, 50)),
+        "itl_p99": float(np.percentile(itl, 99)),
+        "throughput": events / ((end - start) / 1e9),
+        "offered": busy / (streams * (end - start)),
+    }
+
+
+def run_ours(server: Server, streams: int, tokens: int, seconds: float, route: str, folder: Path) -> dict[str, Any]:
+    """One run of this package's client, in a process of its own on core 1."""
+    out = folder / "client.json"
+    command = [
+        sys.executable, str(Path(__file__).resolve()), "--one", server.url, "--cells", f"{streams}x1", "--tokens",
+        str(tokens), "--seconds", str(seconds), "--route", route, "--out", str(out),
+    ]  # fmt: skip
+    subprocess.run(on_core(1, command), check=True, cwd=ROOT, timeout=seconds * 20 + 120)
+    return json.loads(out.read_text())
+
+
+def one(url: str, streams: int, tokens: int, seconds: float, route: str, out: Path) -> None:
+    """The client's process: measure one point and write what is to be compared."""
+    from benchmark.load import measure, metrics, target, workload
+
+    work = workload.Workload(
+        name="reference",
+        prompt_tokens=64,
+        output_tokens=tokens,
+        window_seconds=seconds,
+        minimum_window_seconds=seconds,
+        ramp_turnover=0.25,
+    )
+    got = measure.run(
+        measure.measure_point(target.Target(url, route=route), work, streams, flush=False, telemetry=False)
+    )
+    found = metrics.figures(got.requests, got.about)
+    zero = got.about.client["started_monotonic_ns"]
+    window = [zero + edge * 1000 for edge in found.window]
+    token_events = sum(len(row.token_us) for row in got.requests)
+    inside = got.point.output_tokens_per_second * got.point.window_seconds
+    result = {
+        "ttft_p50": float(np.percentile(found.ttft, 50)),
+        "ttft_p99": float(np.percentile(found.ttft, 99)),
+        "itl_p50": float(np.percentile(found.itl, 50)),
+        "itl_p99": float(np.percentile(found.itl, 99)),
+        "throughput": got.point.output_tokens_per_second,
+        "window_ns": window,
+        "cpu_us_per_event": 1e6 * got.about.client["cpu_share"] * got.point.window_seconds / inside,
+        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "flags": [f"{flag.id}:{flag.severity}" for flag in got.point.flags],
+        "token_events": token_events,
+        "client": got.about.client,
+    }
+    out.write_text(json.dumps(result))
+
+
+def run_sglang(python: str, server: Server, streams: int, tokens: int, requests: int, folder: Path) -> dict[str, Any]:
+    """One run of sglang.bench_serving from another interpreter, over the completions route."""
+    out = folder / "sglang.jsonl"
+    out.unlink(missing_ok=True)
+    command = [
+        python, "-m", "sglang.bench_serving", "--backend", "sglang-oai", "--base-url", server.url, "--model",
+        "reference", "--dataset-name", "random-ids", "--random-input-len", "64", "--random-output-len", str(tokens),
+        "--random-range-ratio", "1.0", "--num-prompts", str(requests), "--max-concurrency", str(streams),
+        "--warmup-requests", "0", "--disable-tqdm", "--output-file", str(out), "--output-details",
+    ]  # fmt: skip
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(on_core(1, command), check=True, timeout=600, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = json.loads(out.read_text().splitlines()[-1])
+    events = found["total_output_tokens"]
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "ttft_p50": found["median_ttft_ms"] / 1000,
+        "ttft_p99": found["p99_ttft_ms"] / 1000,
+        "itl_p50": found["median_itl_ms"] / 1000,
+        "itl_p99": found["p99_itl_ms"] / 1000,
+        "throughput": found["output_throughput"],
+        "window_ns": None,
+        "cpu_us_per_event": 1e6 * cpu / events,
+        "rss_mb": after.ru_maxrss / 1024,
+        "flags": ["cpu includes start-up"],
+    }
+
+
+def compare(
+    tool: str,
+    streams: int,
+    rate: float,
+    got: dict[str, Any],
+    report: dict[str, Any],
+    truth: dict[str, np.ndarray],
+) -> dict[str, Any]:
+    """Reported over true, in percent off."""
+    if got["window_ns"]:
+        start, end = got["window_ns"]
+        true = true_figures(
+            truth, streams, start, end, skip=int(len(truth["counts"]) and streams + got.get("asides", 2))
+        )
+    else:
+        true = true_figures(truth, streams, int(truth["arrived_ns"].min()) - 1, int(truth["sends_ns"].max()), skip=0)
+    row: dict[str, Any] = {"tool": tool, "streams": streams, "rate": rate, "events_per_second": true["throughput"]}
+    for name in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "throughput"):
+        row[name] = 100 * (got[name] / true[name] - 1)
+    row["offered"] = 100 * true["offered"]
+    for name in ("cpu_us_per_event", "rss_mb", "flags"):
+        row[name] = got[name]
+    row["server_cpu"] = report["cpu_share"]
+    row["server_late_us"] = report["tick_late_us_p99"]
+    row["shifted"] = report["shifted"]
+    return row
+
+
+def median_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of each number over the runs of a cell."""
+    found = dict(rows[0])
+    for name, value in rows[0].items():
+        if isinstance(value, float):
+            found[name] = statistics.median(row[name] for row in rows)
+    found["runs"] = len(rows)
+    found["flags"] = sorted({flag for row in rows for flag in row["flags"]})
+    return found
+
+
+def line(row: dict[str, Any]) -> str:
+    cells = []
+    for name, _title in COLUMNS:
+        value = row.get(name, "")
+        text = (
+            f"{value:.2f}" if isinstance(value, float) else " ".join(value) if isinstance(value, list) else str(value)
+        )
+        cells.append(text)
+    return "| " + " | ".join(cells) + " |"
+
+
+def start_up_seconds() -> float:
+    """From the start of an interpreter to a client that could send its first request; the best of three."""
+    best = float("inf")
+    for _ in range(3):
+        begun = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import benchmark.load.measure"], check=True, cwd=ROOT)
+        best = min(best, time.monotonic() - begun)
+    return best
+
+
+def measure_cell(tool: str, python: str | None, streams: int, rate: float, given: argparse.Namespace) -> dict[str, Any]:
+    rows = []
+    for _ in range(given.runs):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            server = Server(1 / rate, given.ttft, given.spread, folder)
+            got: dict[str, Any] | None = None
+            try:
+                if python is None:
+                    got = run_ours(server, streams, given.tokens, given.seconds, given.route, folder)
+                else:
+                    got = run_sglang(python, server, streams, given.tokens, 2 * streams, folder)
+            finally:
+                report, truth = server.finish()
+            rows.append(compare(tool, streams, rate, got, report, truth))
+            if given.verbose:
+                sys.stdout.write(json.dumps(got.get("client")) + "\n")
+                sys.stdout.write(line({**rows[-1], "runs": "one"}) + "\n")
+    return median_row(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", nargs="+", default=["512x50", "512x100", "1024x50"], help="STREAMSxEVENTS_A_SECOND")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=200, help="of an answer")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of the window")
+    parser.add_argument("--ttft", type=float, default=0.1)
+    parser.add_argument("--spread", type=float, default=0.0)
+    parser.add_argument("--route", default="completions")
+    parser.add_argument("--peer", action="append", default=[], metavar="sglang=PYTHON")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="also write the rows there, as JSON")
+    given = parser.parse_args()
+    cells = [(int(streams), float(rate)) for streams, _, rate in (cell.partition("x") for cell in given.cells)]
+    if given.one:
+        one(given.one, cells[0][0], given.tokens, given.seconds, given.route, given.out)
+        return
+    tools: list[tuple[str, str | None]] = [("shardsweep", None)]
+    tools += [(name, python) for name, _, python in (peer.partition("=") for peer in given.peer)]
+    sys.stdout.write(f"start-up: {start_up_seconds():.2f} s\n\n")
+    sys.stdout.write("| " + " | ".join(title for _, title in COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|\n")
+    rows = []
+    for streams, rate in cells:
+        for tool, python in tools:
+            with contextlib.suppress(KeyboardInterrupt):
+                rows.append(measure_cell(tool, python, streams, rate, given))
+                sys.stdout.write(line(rows[-1]) + "\n")
+                sys.stdout.flush()
+    if given.out is not None:
+        given.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

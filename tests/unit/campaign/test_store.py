@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from builders import a_point, a_record
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmark.campaign import record as rec
+from benchmark.campaign.store import Campaign, StoreError
+
+
+def test_a_record_comes_back_as_it_was(tmp_path):
+    campaign = Campaign(tmp_path, "c")
+    record = a_record(outcome="measured", points=[a_point(1, 10.0)])
+    folder = campaign.put(record)
+    assert folder == tmp_path / "c/h1/ep4" / ("f" * 64)
+    assert campaign.records() == [record]
+
+
+def test_nothing_of_another_fingerprint_is_overwritten_and_the_newest_counts(tmp_path):
+    campaign = Campaign(tmp_path, "c")
+    old = a_record(fingerprint="a" * 64)
+    new = a_record(fingerprint="b" * 64, updated_at="2026-01-02T00:00:00Z")
+    campaign.put(new)
+    campaign.put(old)
+    assert campaign.records() == [new]
+    assert len(list(tmp_path.glob("c/h1/ep4/*/record.json"))) == 2
+
+
+def test_records_stand_in_the_order_of_the_campaign(tmp_path):
+    campaign = Campaign(tmp_path, "c")
+    campaign.open({"configurations": ["tp8", "ep4"], "host": "h1"})
+    for name in ("ep4", "other", "tp8"):
+        campaign.put(a_record(name=name))
+    assert [record.configuration.name for record in campaign.records()] == ["tp8", "ep4", "other"]
+
+
+def test_a_later_sweep_of_a_part_keeps_the_rest_listed(tmp_path):
+    campaign = Campaign(tmp_path, "c")
+    campaign.open({"configurations": ["tp8", "ep4"], "host": "h1", "model": "m"})
+    campaign.open({"configurations": ["ep4"], "host": "h2", "model": "m"})
+    about = campaign.about()
+    assert about["configurations"] == ["tp8", "ep4"]
+    assert about["hosts"] == ["h1", "h2"]
+
+
+def test_a_broken_record_is_named_and_nothing_is_lost(tmp_path):
+    campaign = Campaign(tmp_path, "c")
+    path = campaign.put(a_record()) / "record.json"
+    path.write_text('{"schema_version": 1, "half')
+    with pytest.raises(StoreError, match=r"record\.json is not a record.*Move it away"):
+        campaign.records()
+    assert path.exists()
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    campaign = Campaign(tmp_path, "c")
+    record = a_record()
+    path = campaign.put(record) / "record.json"
+    before = path.read_bytes()
+
+    def no_room(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_room)
+    with pytest.raises(StoreError, match="No space left on device"):
+        campaign.put(msgspec.structs.replace(record, outcome="failed"))
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("name", ["../up", "", ".hidden", "a/b"])
+def test_a_campaign_stays_in_its_folder(tmp_path, name):
+    with pytest.raises(StoreError, match="no campaign's name"):
+        Campaign(tmp_path, name)
+
+
+@pytest.mark.parametrize("field", ["host", "name", "fingerprint"])
+def test_a_record_stays_in_its_folder(tmp_path, field):
+    bad = {
+        "host": "../../x",
+        "name": "../x",
+        "fingerprint": "../../x",
+    }[field]
+    with pytest.raises(StoreError, match="no name"):
+        Campaign(tmp_path, "c").put(a_record(**{field: bad}))
+
+
+def test_a_newer_record_is_refused_with_what_to_do():
+    with pytest.raises(rec.RecordError, match=r"schema version 99.*Upgrade Shardsweep"):
+        rec.load('{"schema_version": 99}')
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_wild_text_is_no_record(text):
+    with pytest.raises(rec.RecordError):
+        rec.load(text)

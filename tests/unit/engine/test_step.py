@@ -1,0 +1,163 @@
+from math import comb
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmark.engine.hardware import AllReduce, find_host
+from benchmark.engine.layout import Layout
+from benchmark.engine.memory import plan_memory
+from benchmark.engine.models import load_model
+from benchmark.engine.roofline import experts_touched, stage_work
+from benchmark.engine.step import StepModel, predict_ladder
+
+KIMI = load_model("kimi-k2.6")
+RTX = find_host("8x RTX PRO 6000 Blackwell")
+SHARED = {"mem_fraction_static": 0.88, "context_length": 32768, "max_running_requests": 256}
+
+
+def model(name="kimi-k2.6", host=RTX, **engine):
+    host = find_host(host) if isinstance(host, str) else host
+    return StepModel(load_model(name), Layout.from_engine(engine), engine, host, "0.5.11")
+
+
+def ladder(rungs, host=RTX, prompt=1024, output=512, **engine):
+    settings_ = SHARED | engine
+    memory = plan_memory(KIMI, Layout.from_engine(settings_), settings_, host, "0.5.11")
+    step = StepModel(KIMI, Layout.from_engine(settings_), settings_, host, "0.5.11")
+    return predict_ladder(step, memory, {"prompt_tokens": prompt, "output_tokens": output}, rungs)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "batch", "measured"),
+    [("mini-moe", 512, 1, 1.60e-3), ("mini-moe", 512, 8, 2.05e-3), ("k2-slice", 256, 1, 2.33e-3)],
+)
+def test_captured_steps_on_one_h200(name, prompt, batch, measured):
+    """Median ITL of tests/captures/README.md; C=1 and 8 (with random weights, batches touch too few experts)."""
+    step = model(name, "1x H200").decode_seconds(batch, prompt)
+    assert step.contains(measured)
+    assert step.expected == pytest.approx(measured, rel=0.25)
+
+
+def test_experts_touched_by_hand():
+    # 384 x (1 - (1 - 8/384)^64) = 284: the README of the captures says about 283 for even routing.
+    assert experts_touched(384, 8, 64, 1) == pytest.approx(284, abs=1)
+    assert experts_touched(384, 8, 1, 1) == pytest.approx(8)
+
+
+def test_the_busiest_of_eight_ranks_holds_more_than_its_share():
+    """One token, 8 of 384 experts over 8 ranks: the exact expectation of the largest group is about 2.3."""
+    # Exact, by counting: P(max <= m) for 8 draws without replacement from 8 groups of 48.
+    whole = comb(384, 8)
+
+    def ways(limit: int) -> int:
+        row = [1] + [0] * 8
+        for _ in range(8):
+            row = [sum(row[n - k] * comb(48, k) for k in range(min(n, limit) + 1)) for n in range(9)]
+        return row[8]
+
+    exact = sum(1 - ways(m) / whole for m in range(8))
+    assert experts_touched(384, 8, 1, 8) == pytest.approx(exact, rel=0.12)
+
+
+def test_bytes_read_by_tp1_for_one_token():
+    """About 32.6 GB of weights are touched for a token of Kimi K2 (a public estimate)."""
+    stages = [stage_work(KIMI, Layout(pp=8), stage, {}, RTX) for stage in range(8)]
+    read = sum(stage.fixed_bytes + 8 * stage.expert_bytes * stage.moe_layers for stage in stages)
+    assert read / 1e9 == pytest.approx(32.6, rel=0.03)
+
+
+def test_a_single_stream_of_tp8_is_tens_of_tokens_a_second():
+    """73 to 90 tok/s are reported for this model, card and split with SGLang (C2 of public reports), 92 with vLLM."""
+    rate = model(tp_size=8).decode_seconds(1, 100).inverse()
+    assert rate.contains(73)
+    assert rate.contains(85)
+    assert 40 < rate.expected < 100
+
+
+def test_a_slow_interconnect_shows_in_the_step():
+    """123 all-reduces at 225 us more are 28 ms; the gather of logits counts as half a one."""
+
+    def host(latency: float):
+        sizes = (14336, 8 * 163840 // 8 * 2)
+        return find_host("8x RTX PRO 6000 Blackwell", allreduce=tuple(AllReduce(8, size, latency) for size in sizes))
+
+    slow, fast = (model(host=host(latency), tp_size=8).decode_seconds(1, 1).expected for latency in (250e-6, 25e-6))
+    assert slow - fast == pytest.approx(123.5 * 225e-6)
+
+
+def test_pipeline_stages_trade_speed_of_one_user_for_all_reduces():
+    assert model(pp_size=8).decode_seconds(1, 100).expected > model(tp_size=8).decode_seconds(1, 100).expected
+    assert sum(call.count for call in model(pp_size=8).collectives(1)) == 7
+
+
+def test_ep_changes_balance_not_traffic():
+    plain, whole = model(tp_size=8), model(tp_size=8, ep_size=8)
+    assert plain.collectives(64) == whole.collectives(64)
+    # One token: the busiest rank reads about 2.3 whole experts, not 8 eighths.
+    assert whole.decode_seconds(1, 100).expected > plain.decode_seconds(1, 100).expected
+
+
+def test_eplb_costs_bookkeeping_and_moves():
+    with_eplb = model(tp_size=8, ep_size=8, enable_eplb=True).decode_seconds(1, 100)
+    assert with_eplb.expected > 1.1 * model(tp_size=8, ep_size=8).decode_seconds(1, 100).expected
+
+
+def test_without_decode_graphs_a_step_is_slower():
+    eager = model(tp_size=8, disable_cuda_graph=True).decode_seconds(1, 100)
+    assert eager.expected > model(tp_size=8).decode_seconds(1, 100).expected + 61 * 200e-6
+
+
+def test_prefill_of_8192_tokens():
+    """A cold prefill of 8k at 7,478 tok/s, 1.10 s (rtx6kpro, all-reduce at 37.6 GB/s)."""
+    assert model(tp_size=8).prefill_seconds(8192).contains(8192 / 7478)
+
+
+def test_max_running_requests_limits_the_batch():
+    few, many = ladder([256], max_running_requests=64, tp_size=8)[0], ladder([256], tp_size=8)[0]
+    assert few["reached"] == 64
+    assert many["reached"] > few["reached"]
+    assert few["output_tokens_per_second"].expected < many["output_tokens_per_second"].expected
+    # 256 users on 64 places wait for three rounds.
+    assert few["ttft"].expected > ladder([64], tp_size=8)[0]["ttft"].expected * 3
+
+
+def test_a_ladder_in_numbers():
+    rungs = ladder([1, 8, 64], tp_size=8)
+    assert [rung["reached"] for rung in rungs] == [1, 8, 64]
+    one = rungs[0]
+    # Alone: L = 512 steps and one prefill; 512 tokens in that time.
+    step = model(tp_size=8, **SHARED)
+    life = 512 * step.decode_seconds(1, 1024 + 256).expected + step.prefill_seconds(1024).expected
+    assert one["output_tokens_per_second"].expected == pytest.approx(512 / life)
+    rates = [rung["output_tokens_per_second"].expected for rung in rungs]
+    assert rates == sorted(rates)
+    assert 300 < rates[2] < 2000
+
+
+def test_a_request_that_never_fits_reaches_nothing():
+    rung = ladder([4], tp_size=8, max_total_tokens=1000)[0]
+    assert (rung["reached"], rung["ttft"]) == (0, None)
+
+
+def test_widths_that_do_not_nest_are_refused():
+    with pytest.raises(ValueError, match="do not nest"):
+        StepModel(KIMI, Layout(tp=2, ep=4), {}, RTX, "0.5.11")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([(8, 1, 1), (8, 1, 8), (4, 2, 2), (1, 8, 1)]),
+    st.integers(1, 512),
+    st.integers(1, 512),
+    st.integers(0, 100_000),
+)
+def test_more_work_never_takes_less(widths, one, other, context):
+    tp, pp, ep = widths
+    step = model(tp_size=tp, pp_size=pp, ep_size=ep, cuda_graph_max_bs=512)
+    small, large = sorted((one, other))
+    first, second = step.decode_seconds(small, context), step.decode_seconds(large, context)
+    assert 0 < first.low <= first.expected <= first.high
+    assert first.expected <= second.expected * 1.0001
+    assert step.decode_seconds(small, context).expected <= step.decode_seconds(small, context + 1000).expected
+    assert step.prefill_seconds(small).expected <= step.prefill_seconds(large).expected * 1.0001
