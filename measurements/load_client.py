@@ -164,12 +164,8 @@ def run_sglang(python: str, server: Server, streams: int, tokens: int, requests:
         "--random-range-ratio", "1.0", "--num-prompts", str(requests), "--max-concurrency", str(streams),
         "--warmup-requests", "0", "--disable-tqdm", "--output-file", str(out), "--output-details",
     ]  # fmt: skip
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(on_core(1, command), check=True, timeout=600, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = sampled_cpu(subprocess.Popen(on_core(1, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     found = json.loads(out.read_text().splitlines()[-1])
-    events = found["total_output_tokens"]
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
         "ttft_p50": found["median_ttft_ms"] / 1000,
         "ttft_p99": found["p99_ttft_ms"] / 1000,
@@ -177,10 +173,24 @@ def run_sglang(python: str, server: Server, streams: int, tokens: int, requests:
         "itl_p99": found["p99_itl_ms"] / 1000,
         "throughput": found["output_throughput"],
         "window_ns": None,
-        "cpu_us_per_event": 1e6 * cpu / events,
-        "rss_mb": after.ru_maxrss / 1024,
-        "flags": ["cpu includes start-up"],
+        "cpu_samples": cpu,
+        "rss_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+        "flags": [],
     }
+
+
+def sampled_cpu(process: subprocess.Popen) -> list[tuple[int, float]]:
+    """(monotonic nanoseconds, CPU seconds so far) of a process, ten times a second until it ends."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    samples = []
+    while process.poll() is None:
+        with contextlib.suppress(OSError, IndexError):
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            samples.append((time.monotonic_ns(), (int(fields[11]) + int(fields[12])) / ticks))
+        time.sleep(0.1)
+    if process.returncode:
+        raise SystemExit(f"{process.args} ended with exit status {process.returncode}.")
+    return samples
 
 
 def compare(
@@ -198,7 +208,11 @@ def compare(
             truth, streams, start, end, skip=int(len(truth["counts"]) and streams + got.get("asides", 2))
         )
     else:
-        true = true_figures(truth, streams, int(truth["arrived_ns"].min()) - 1, int(truth["sends_ns"].max()), skip=0)
+        start, end = int(truth["arrived_ns"].min()) - 1, int(truth["sends_ns"].max())
+        true = true_figures(truth, streams, start, end, skip=0)
+        times, cpu = zip(*got["cpu_samples"], strict=True)
+        used = np.interp((start, end), times, cpu)
+        got["cpu_us_per_event"] = 1e6 * float(used[1] - used[0]) / len(truth["sends_ns"])
     row: dict[str, Any] = {"tool": tool, "streams": streams, "rate": rate, "events_per_second": true["throughput"]}
     for name in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "throughput"):
         row[name] = 100 * (got[name] / true[name] - 1)

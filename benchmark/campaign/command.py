@@ -51,7 +51,7 @@ def sweep_command(
         out.print("What was measured is kept; the same command goes on where it was.", highlight=False)
         return _INTERRUPTED
     for error in fold.errors:
-        out.print(error, style="red", highlight=False, markup=False)
+        out.print(error, style="red", highlight=False, markup=False, soft_wrap=True)
     if fold.folder is None:
         if not fold.hosts_seen and not fold.errors:
             out.print("No host took part. Look at the inventory and --limit.", style="red", highlight=False)

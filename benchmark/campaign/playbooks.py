@@ -71,9 +71,9 @@ def run_watched(
             take(event)
             return False  # the event is not kept on disk
 
-        before = dict(os.environ)
+        before, clean = dict(os.environ), environment()
         os.environ.clear()
-        os.environ.update(environment())
+        os.environ.update(clean)
         try:
             done = ansible_runner.run(
                 private_data_dir=scratch,

@@ -153,7 +153,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    name: Literal["sglang", "simulated"]
+    name: Literal["sglang", "simulated", "other"]
+    """`other`: any server that speaks OpenAI's HTTP, measured by its address alone."""
     version: str
     packages: dict[str, str] = {}
 

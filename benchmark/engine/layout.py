@@ -11,10 +11,10 @@ from typing import Any
 A2A_BACKENDS = frozenset(
     {
         "ascend_fuseep",
-        "ascend_tp",
         "deepep",
         "deepep_v2",
         "flashinfer",
+        "flashinfer_megamoe",
         "megamoe",
         "mooncake",
         "mori",

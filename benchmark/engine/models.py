@@ -29,6 +29,8 @@ class Vision:
     intermediate: int
     merge: int = 4
     """Patches that the projector joins into one token."""
+    heads: int = 0
+    """0 where the config does not tell."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,8 @@ def _vision(config: Mapping[str, Any]) -> Vision | None:
     first = next((vision[k] for k in ("vt_num_hidden_layers", "num_hidden_layers", "depth") if k in vision), 0)
     hidden = int(vision.get("vt_hidden_size") or vision.get("hidden_size") or 0)
     intermediate = int(vision.get("vt_intermediate_size") or vision.get("intermediate_size") or 4 * hidden)
-    return Vision(int(first), hidden, intermediate) if first and hidden else None
+    heads = next((vision[k] for k in ("vt_num_attention_heads", "num_attention_heads", "num_heads") if k in vision), 0)
+    return Vision(int(first), hidden, intermediate, heads=int(heads)) if first and hidden else None
 
 
 def _base(text: Mapping[str, Any], name: str, architecture: str, **more: Any) -> ModelShape:

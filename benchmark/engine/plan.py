@@ -52,7 +52,7 @@ def plan_configuration(
         return result | _with_sizes(
             configuration, shape, host, layout, release, verdicts, workload, ladder, calibration
         )
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         # A malformed setting; the rules name it where they know it.
         sentence = rejections[0].sentence if rejections else f"A setting cannot be understood: {error}"
         return result | {"verdict": "rejected", "sentence": sentence, "risk": "does not start"}

@@ -1,6 +1,6 @@
 """`shardsweep-host VERB`: what Ansible calls on a host. Each verb answers one JSON object on standard output.
 
-Exit status: 0 with an answer, 2 with {"error": "..."} when this host stops the verb.
+Exit status: 0 with an answer; 2 with {"error": "..."} when this host stops the verb; 3 when the verb itself broke.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import getpass
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answer = _VERBS[options.verb](settings, options)
     except HostError as error:
         answer, status = {"error": str(error)}, 2
+    except Exception as error:
+        # A mistake of ours: the caller still gets one JSON object, and the trace for a bug report.
+        traceback.print_exc()
+        answer, status = {"error": f"{options.verb} broke: {type(error).__name__}: {error}"}, 3
     else:
         status = 0
     if answer is not None:

@@ -48,7 +48,7 @@ def read_settings(path: Path) -> Settings:
         HostError: it is absent or not what this version of the tools reads.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Settings)
+        return msgspec.json.decode(path.read_bytes(), type=Settings, dec_hook=lambda kind, value: kind(value))
     except FileNotFoundError:
         raise HostError(f"{path} is not there. Run the role sglang_tools on this host first.") from None
     except msgspec.MsgspecError as error:

@@ -157,21 +157,22 @@ class Supervisord:
         transport = SupervisorTransport(None, None, f"unix://{SOCKET}")
         server: Any = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
         try:
-            if not self._answers(server):
-                server = self._started(server) if start else None
+            if not self._answers(server, transport):
+                server = self._started(server, transport) if start else None
             yield server
         finally:
             transport.close()
             os.chdir(before)
 
     @staticmethod
-    def _answers(server: Any) -> bool:
+    def _answers(server: Any, transport: SupervisorTransport) -> bool:
         try:
             return server.supervisor.getState()["statename"] == "RUNNING"
         except (OSError, xmlrpc.client.Error):
+            transport.close()  # it keeps a connection that failed, and would send on it again
             return False
 
-    def _started(self, server: Any) -> Any:
+    def _started(self, server: Any, transport: SupervisorTransport) -> Any:
         (self._settings.state / "log").mkdir(parents=True, exist_ok=True)
         self._settings.unit_directory.mkdir(parents=True, exist_ok=True)
         configuration = _CONFIGURATION.format(
@@ -191,7 +192,7 @@ class Supervisord:
         )
         deadline = time.monotonic() + _START_SECONDS
         while answer.returncode == 0 and time.monotonic() < deadline:
-            if self._answers(server):
+            if self._answers(server, transport):
                 return server
             time.sleep(0.05)
         said = answer.stderr.strip() or f"see {self._home}/supervisord.log"

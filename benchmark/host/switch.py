@@ -163,7 +163,7 @@ def _note_stages(start: dict[str, Any], seen: lifecycle.Lifecycle, elapsed: floa
     stages = start.setdefault("stages", {})
     for name, _ in seen.stages:
         stages.setdefault(name, round(elapsed, 2))
-    start["figures"] = dict(seen.figures)
+    start["figures"] = {name: value for name, value in seen.figures.items() if isinstance(value, int)}
     start["transports"] = dict(seen.transports)
 
 

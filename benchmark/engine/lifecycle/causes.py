@@ -42,7 +42,10 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
         ),
     ),
     (
-        re.compile(r"memory capacity is unbalanced.*?(?:=([\d.]+), local_gpu_memory=([\d.]+))?(?:,|$)", re.IGNORECASE),
+        re.compile(
+            r"memory capacity is unbalanced.*?(?:=(\d{1,9}(?:\.\d+)?), local_gpu_memory=(\d{1,9}(?:\.\d+)?))?(?:,|$)",
+            re.IGNORECASE,
+        ),
         memory.unbalanced,
     ),
     (

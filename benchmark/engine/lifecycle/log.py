@@ -47,7 +47,7 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 _ANY_MARK = re.compile("|".join(f"(?:{pattern.pattern})" for _, pattern in _MARKS), re.IGNORECASE)
 
-_NUMBER = r"(-?\d+(?:\.\d+)?)"
+_NUMBER = r"(-?\d{1,15}(?:\.\d{1,9})?)"
 _FIGURES: tuple[tuple[re.Pattern[str], tuple[tuple[str, float], ...]], ...] = (
     (re.compile(rf"Load weight begin.*avail mem={_NUMBER}"), (("available_before_load_bytes", GIB),)),
     (
@@ -130,7 +130,7 @@ def read_log(text: str) -> Lifecycle:
         sizes = [size for (_, kind), size in graphs.items() if kind == name]
         if sizes:
             figures[name] = int(max(sizes) * GIB)
-    if lines:
+    if any(line.text.strip() for line in lines):
         reached.setdefault("process", None if first is None else 0.0)
     stages = tuple((name, reached[name]) for name in sorted(reached, key=STAGES.index))
     return Lifecycle(
@@ -275,9 +275,6 @@ def _few_arguments(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _as_number(value: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
+    if re.fullmatch(r"-?\d{1,15}", value):
+        return int(value)
+    return float(value) if re.fullmatch(r"-?\d{1,15}\.\d{1,15}", value) else value

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from .failure import GIB, Case, Failure
 
+_AMOUNT = r"(\d{1,9}(?:\.\d+)?) (bytes|[KMGT]iB)"
 OUT_OF_MEMORY = re.compile(
-    r"(?:OutOfMemoryError|CUDA out of memory).*?Tried to allocate ([\d.]+) (bytes|[KMGT]iB)"
-    r"(?:.*?GPU (\d+) has a total capacity of ([\d.]+) ([KMGT]iB) of which ([\d.]+) (bytes|[KMGT]iB) is free)?"
+    rf"(?:OutOfMemoryError|CUDA out of memory).*?Tried to allocate {_AMOUNT}"
+    rf"(?:.*?GPU (\d+) has a total capacity of {_AMOUNT} of which {_AMOUNT} is free)?"
 )
-_OTHER_PROCESS = re.compile(r"Process (\d+) has ([\d.]+) ([KMGT]iB) memory in use")
+_OTHER_PROCESS = re.compile(rf"Process (\d{{1,10}}) has {_AMOUNT} memory in use")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB, "TiB": 1 << 40}
 _FRAMES = (
     ("graphs", re.compile(r"cuda_graph|graph_runner|device_graphs|in capture\b")),

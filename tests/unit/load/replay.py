@@ -6,8 +6,11 @@ import asyncio
 from pathlib import Path
 
 import httptools
+
+from benchmark.load.wire.address import Wire
 from benchmark.load.wire.answers import reader
-from benchmark.load.wire.connection import Connection, Exchange, Wire
+from benchmark.load.wire.connection import Connection
+from benchmark.load.wire.exchange import Exchange
 
 CAPTURES = Path(__file__).resolve().parents[2] / "captures"
 

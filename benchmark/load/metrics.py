@@ -1,0 +1,217 @@
+"""From the rows of a point to its summary. Pure: the same rows give the same point, now and years later.
+
+Formulae (docs/measuring.md has them with reasons), for a window (a, b] and completed requests only:
+
+    output tokens a second   tokens whose event arrived in the window / (b - a)
+    TTFT                     first token event - sent (open loop: - intended); first token inside the window
+    ITL                      gap between two token events of a stream, both inside the window; if the later one
+                             carried k tokens, k times gap / k
+    TPOT                     (last - first token event) / (tokens - tokens of the first event); ended in the window
+    E2E                      end of the answer - sent (open loop: - intended); ended inside the window
+
+Requests of a closed loop's first wave are in the throughput and ITL, not in TTFT, TPOT and E2E: they started together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from .rows import CANCELLED, RequestRow
+from .statistics import batch_half_width
+
+
+class About(msgspec.Struct, kw_only=True):
+    """What a summary needs beside the rows; the first line of a file of requests."""
+
+    workload: dict[str, Any]
+    concurrency: int
+    repeat: int = 1
+    started_at: str = ""
+    route: str = ""
+    window_start_us: int | None = None
+    window_end_us: int | None = None
+    ended_by: str | None = None
+    """What ended the window: half_width, requests, time, failures."""
+    client: dict[str, Any] = {}
+    server: dict[str, Any] = {}
+    telemetry: dict[str, Any] = {}
+
+    @classmethod
+    def from_mapping(cls, values: dict[str, Any]) -> About:
+        return msgspec.convert(values, cls)
+
+    def to_mapping(self) -> dict[str, Any]:
+        return msgspec.to_builtins(self)
+
+    @property
+    def rate(self) -> float | None:
+        return self.workload.get("rate")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the rows say; seconds, tokens, per second. Checks look at these."""
+
+    window: tuple[int, int]
+    """Microseconds."""
+    steady: bool
+    """Whether there was a window; if not, all of the point's time stands in for it."""
+    done: list[RequestRow]
+    """Completed, at any time."""
+    failed: list[RequestRow]
+    ttft: np.ndarray
+    first_content: np.ndarray
+    itl: np.ndarray
+    tpot: np.ndarray
+    e2e: np.ndarray
+    window_tokens: float
+    peak_tokens_per_second: float | None
+    """In the busiest second of the window."""
+    half_width: float
+    prompt_tokens_in_window: int
+    requests_in_window: int
+    good_requests: int | None
+    """Inside the stated limits, by their intended start; None in a closed loop or without limits."""
+
+    @property
+    def window_seconds(self) -> float:
+        return (self.window[1] - self.window[0]) / 1e6
+
+    @property
+    def output_tokens_per_second(self) -> float | None:
+        known = self.done and all(row.output_tokens is not None for row in self.done)
+        return self.window_tokens / self.window_seconds if known and self.window_seconds > 0 else None
+
+
+def figures(rows: list[RequestRow], about: About) -> Figures:
+    """Everything that is derived from rows."""
+    kept = [row for row in rows if row.error is None or CANCELLED not in row.error]
+    done = [row for row in kept if row.ok]
+    steady = about.window_start_us is not None and about.window_end_us is not None
+    window = (about.window_start_us, about.window_end_us) if steady else whole_us(kept)
+    a, b = window
+    tokens, peak, half_width = _throughput(done, a, b)
+    open_loop = about.rate is not None
+    counted = [row for row in done if not (row.first_wave and steady)]
+    if open_loop:
+        begun = ended = [row for row in counted if a < row.intended_us <= b]
+    else:
+        begun = [row for row in counted if row.token_us and a < row.token_us[0] <= b]
+        ended = [row for row in counted if a < row.done_us <= b]
+    begun = [row for row in begun if row.token_us]
+    return Figures(
+        window=window,
+        steady=steady,
+        done=done,
+        failed=[row for row in kept if not row.ok],
+        ttft=np.array([row.token_us[0] - row.intended_us for row in begun]) / 1e6,
+        first_content=np.array([_content_us(row) - row.intended_us for row in begun]) / 1e6,
+        itl=_gaps(done, a, b),
+        tpot=np.array([value for row in ended if (value := tpot_seconds(row)) is not None]),
+        e2e=np.array([row.done_us - row.intended_us for row in ended]) / 1e6,
+        window_tokens=tokens,
+        peak_tokens_per_second=peak,
+        half_width=half_width,
+        prompt_tokens_in_window=sum(
+            row.prompt_tokens or 0 for row in done if row.token_us and a < row.token_us[0] <= b
+        ),
+        requests_in_window=sum(1 for row in done if a < row.done_us <= b),
+        good_requests=_good(ended, about) if open_loop else None,
+    )
+
+
+def tpot_seconds(row: RequestRow) -> float | None:
+    """Seconds a token after the first event; None for fewer than two events or an unknown number of tokens."""
+    if len(row.token_us) < 2 or not row.token_counts:
+        return None
+    tokens = row.token_counts[-1] - row.token_counts[0]
+    return (row.token_us[-1] - row.token_us[0]) / 1e6 / tokens if tokens > 0 else None
+
+
+def _content_us(row: RequestRow) -> int:
+    return row.token_us[0] if row.first_content_us is None else row.first_content_us
+
+
+def whole_us(rows: list[RequestRow]) -> tuple[int, int]:
+    """From the first request sent to the last answer complete, microseconds."""
+    if not rows:
+        return 0, 0
+    return min(row.sent_us for row in rows), max(row.done_us for row in rows)
+
+
+def _arrivals(done: list[RequestRow]) -> tuple[np.ndarray, np.ndarray]:
+    """Times of all token events, sorted, and how many tokens each brought."""
+    known = [row for row in done if row.token_counts]
+    # Tokens without any token event (half a UTF-8 character, say) came with the end of the answer.
+    silent = [row for row in done if not row.token_counts and row.output_tokens]
+    times = np.concatenate(
+        [np.array([row.done_us for row in silent], dtype=np.int64)]
+        + [np.frombuffer(row.token_us, dtype=np.int64) for row in known]
+    )
+    brought = np.concatenate(
+        [np.array([row.output_tokens for row in silent], dtype=np.int64)]
+        + [np.diff(np.frombuffer(row.token_counts, dtype=np.int64), prepend=0) for row in known]
+    )
+    order = np.argsort(times, kind="stable")
+    return times[order], brought[order]
+
+
+def _throughput(done: list[RequestRow], a: int, b: int) -> tuple[float, float | None, float]:
+    """Tokens inside (a, b], the most in a whole second of it, and the relative half-width of the rate."""
+    times, brought = _arrivals(done)
+    first, last = np.searchsorted(times, (a, b), side="right")
+    totals = np.concatenate(([0], np.cumsum(brought[first:last])))
+    if last <= first:
+        return 0.0, None, float("inf")
+    # The running total at the last event of each moment; at `a` it is zero.
+    points = np.concatenate(([a], times[first:last]))
+    peak = None
+    if b - a >= 1_000_000:
+        starts = np.append(points[points < b - 1_000_000], b - 1_000_000)
+        until = totals[np.searchsorted(points, starts + 1_000_000, side="right") - 1]
+        before = np.searchsorted(points, starts, side="left")
+        peak = float((until - np.where(before > 0, totals[before - 1], 0)).max())
+    ends = np.array([a, *sorted(edge for row in done if a < (edge := _edge_us(row)) <= b)])
+    at_ends = totals[np.searchsorted(points, ends, side="right") - 1]
+    return float(totals[-1]), peak, batch_half_width(ends, at_ends)
+
+
+def _edge_us(row: RequestRow) -> int:
+    """Half a gap after the answer's end: between two steps (see drive.between_steps_ns)."""
+    times = row.token_us
+    return row.done_us + (max(0, times[-1] - times[-2]) // 2 if len(times) > 1 else 0)
+
+
+def _gaps(done: list[RequestRow], a: int, b: int) -> np.ndarray:
+    """Inter-token latencies in seconds. Where tokens per event are not known for sure, the gaps between events."""
+    parts = []
+    for row in done:
+        times = np.frombuffer(row.token_us, dtype=np.int64)
+        first, last = np.searchsorted(times, (a, b), side="right")
+        if last - first < 2:
+            continue
+        gaps = np.diff(times[first:last]) / 1e6
+        if row.count_source == "reported":
+            brought = np.diff(np.frombuffer(row.token_counts, dtype=np.int64)[first:last])
+            gaps = np.repeat(gaps / brought, brought)
+        parts.append(gaps)
+    return np.concatenate(parts) if parts else np.array([])
+
+
+def _good(ended: list[RequestRow], about: About) -> int | None:
+    ttft_limit, tpot_limit = about.workload.get("ttft_limit_seconds"), about.workload.get("tpot_limit_seconds")
+    if ttft_limit is None and tpot_limit is None:
+        return None
+    good = 0
+    for row in ended:
+        if not row.token_us:
+            continue
+        tpot = tpot_seconds(row)
+        in_time = ttft_limit is None or (row.token_us[0] - row.intended_us) / 1e6 <= ttft_limit
+        quick = tpot_limit is None or tpot is None or tpot <= tpot_limit
+        good += in_time and quick
+    return good

@@ -1,0 +1,81 @@
+"""The engine's log over the window: decode steps, and lines that say something was compiled."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+_DECODE = re.compile(r"Decode batch.*?#running-req: (\d+).*?gen throughput \(token/s\): ([\d.]+)")
+_ACCEPT = re.compile(r"accept len: ([\d.]+)")
+_COMPILE = re.compile(
+    r"nvcc|ninja|\bJIT\b|[Jj]ust-in-time|[Cc]ompiling|[Cc]ompilation (?:started|took)|[Aa]utotun(?:e|ing)"
+    r"|Capture cuda graph|DeepGEMM warmup|torch\.compile"
+)
+MAX_BYTES = 32 << 20
+LINES_NEEDED = 8
+"""Fewer decode lines (one for 40 steps) are no mean: each also has the pauses of its stretch in it."""
+
+
+class LogWindow:
+    """Marks two places in a growing file and reads what stands between them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.start: int | None = None
+        self.end: int | None = None
+
+    def _size(self) -> int | None:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return None
+
+    def open(self) -> None:
+        self.start = self._size()
+
+    def close(self) -> None:
+        if self.end is None and self.start is not None:
+            self.end = self._size()
+
+    def text(self) -> str:
+        if self.start is None or self.end is None or self.end <= self.start:
+            return ""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.start)
+                return file.read(min(self.end - self.start, MAX_BYTES)).decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def summary(self) -> dict[str, Any]:
+        return summary(self.text())
+
+
+def summary(text: str) -> dict[str, Any]:
+    """Decode steps and compilations in a piece of an engine's log.
+
+    The step time of a line is running requests / generation throughput (times the accepted length, which the log
+    gives with speculative decoding): each request gets one token a step. The line covers about 40 steps, and the
+    prefills between them.
+    """
+    steps, running, compiled = [], [], []
+    for line in text.splitlines():
+        match = _DECODE.search(line)
+        if match is not None:
+            requests, rate = int(match[1]), float(match[2])
+            if requests and rate:
+                # Seconds a token of one request: with speculative decoding several tokens come in one step.
+                steps.append(requests / rate)
+                running.append(requests)
+        elif _COMPILE.search(line) and "HTTP/1.1" not in line and "server_args" not in line:
+            compiled.append(line.strip()[:300])
+    found: dict[str, Any] = {}
+    if len(steps) >= LINES_NEEDED:
+        found["decode_step_mean_seconds"] = sum(steps) / len(steps)
+        found["decode_step_median_seconds"] = sorted(steps)[len(steps) // 2]
+        found["decode_lines"] = len(steps)
+        found["log_running_mean"] = sum(running) / len(running)
+    if compiled:
+        found["compile_lines"] = compiled[:5]
+    return found

@@ -1,0 +1,384 @@
+"""Reading starts from logs: the captures, public reports (F2 to F4 of the project's case list), and wild input."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmark.engine import lifecycle
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+GIB = 1 << 30
+
+
+def read(name: str) -> lifecycle.Lifecycle:
+    return lifecycle.read_log((CAPTURES / name).read_text(encoding="utf-8"))
+
+
+def failure_of(text: str) -> lifecycle.Failure:
+    failure = lifecycle.read_log(text).failure
+    assert failure is not None
+    return failure
+
+
+def crash(*lines: str, rank: str = "TP1") -> str:
+    """A log in which a scheduler fails with these last lines."""
+    body = "\n".join(lines)
+    return (
+        f"[2026-11-29 11:49:23] server_args=ServerArgs(model_path='/m', tp_size=8, ep_size=8, "
+        f"mem_fraction_static=0.88, chunked_prefill_size=8192)\n"
+        f"[2026-11-29 11:49:52 {rank}] Init torch distributed begin.\n"
+        f"[2026-11-29 11:49:55 {rank}] Scheduler hit an exception: Traceback (most recent call last):\n"
+        f'  File "/opt/sglang/srt/managers/scheduler.py", line 3918, in run_scheduler_process\n'
+        f"    scheduler = Scheduler(\n{body}\n\n"
+        "[2026-11-29 11:49:55] Received sigquit from a child process. It usually means the child failed.\n"
+    )
+
+
+class TestCapturedStarts:
+    def test_a_whole_start_with_the_times_of_its_stages(self) -> None:
+        seen = read("start-stop/mini.log")
+        assert seen.stage == "ready"
+        assert seen.failure is None
+        # The log's own offsets (seconds since launch) less that of its first line, 13.71.
+        assert dict(seen.stages) == {
+            "process": 0.0,
+            "distributed": pytest.approx(36.79 - 13.71),
+            "weights": pytest.approx(39.03 - 13.71),
+            "kv": pytest.approx(39.17 - 13.71),
+            "graphs": pytest.approx(39.31 - 13.71),
+            "kernels": pytest.approx(84.57 - 13.71),
+            "warmup": pytest.approx(105.10 - 13.71),
+            "ready": pytest.approx(118.72 - 13.71),
+        }
+
+    def test_its_figures(self) -> None:
+        figures = read("start-stop/mini.log").figures
+        # The table at the end of tests/captures/README.md.
+        assert figures["weights_bytes"] == pytest.approx(5.062 * GIB, abs=0.005 * GIB)
+        assert figures["kv_bytes"] == pytest.approx(92.305 * GIB, abs=0.006 * GIB)
+        assert figures["kv_tokens"] == figures["max_total_num_tokens"] == 7_169_518
+        assert figures["graph_bytes"] == pytest.approx(0.176 * GIB, abs=0.005 * GIB)
+        assert figures["prefill_graph_bytes"] == int(0.47 * GIB)
+        assert figures["available_before_load_bytes"] == int(139.13 * GIB)
+        assert figures["available_after_load_bytes"] == int(134.06 * GIB)
+        assert figures["max_running_requests"] == 64
+        assert figures["context_length"] == 8192
+        assert figures["server_args"]["mem_fraction_static"] == 0.7
+        assert figures["server_args"]["host"] == "127.0.0.1"
+        assert figures["server_args"]["port"] == 30001
+
+    def test_one_kernel_that_compiled_for_405_seconds(self) -> None:
+        seen = read("k2slice/k2slice.log")
+        assert seen.stage == "ready"
+        stages = dict(seen.stages)
+        assert stages["warmup"] - stages["graphs"] == pytest.approx(459.99 - 54.06)
+        assert seen.figures["weights_bytes"] == int(69.48 * GIB)
+        assert seen.figures["kv_tokens"] == 5_679_122
+        assert seen.figures["graph_bytes"] == int(0.22 * GIB)
+
+    def test_two_ranks_with_prefixes(self) -> None:
+        for name in ("two-gpus/tp2.log", "two-gpus/tp2ep2.log"):
+            seen = read(name)
+            assert seen.stage == "kv"
+            assert seen.figures["weights_bytes"] == int(2.57 * GIB)
+            assert seen.figures["kv_tokens"] == 5_170_605
+            assert seen.figures["kv_bytes"] == int(66.57 * GIB)
+            assert seen.figures["available_before_load_bytes"] == int(138.28 * GIB)
+
+    def test_a_start_that_was_stopped_has_no_failure_of_its_own(self) -> None:
+        seen = read("start-stop/k2slice_interrupted_jit.log")
+        assert (seen.stage, seen.failure) == ("graphs", None)
+        assert lifecycle.classify_exit(seen, -15, requested_stop=True) is None
+        from_outside = lifecycle.classify_exit(seen, -15, requested_stop=False)
+        assert from_outside is not None and from_outside.kind == "stopped_from_outside"
+
+    def test_stages_early_in_a_start(self) -> None:
+        assert lifecycle.read_log("") == lifecycle.Lifecycle(stage="process", stages=())
+        seen = read("two-gpus/pp2.log")
+        assert (seen.stage, seen.failure) == ("distributed", None)
+
+
+class TestCapturedFailures:
+    @pytest.mark.parametrize(
+        ("name", "status", "kind", "stage", "may_pass"),
+        [
+            ("bad_flag", 2, "unknown_flag", "process", False),
+            ("ep_not_dividing", 1, "ep_does_not_divide", "process", False),
+            ("tp2_one_gpu", -9, "too_few_gpus", "distributed", False),
+            ("oom_weights", -9, "out_of_memory_weights", "weights", False),
+            ("oom_kv", -9, "out_of_memory_kv", "kv", False),
+            ("graph_oom", -9, "out_of_memory_graphs", "graphs", False),
+            ("load_oom", -9, "out_of_memory_running", "ready", False),
+            ("killed", -9, "killed", "ready", True),
+            ("no_model", 1, "no_model", "process", False),
+            ("port_taken", None, "port_taken", "warmup", True),
+        ],
+    )
+    def test_is_named_with_its_stage(self, name: str, status: int, kind: str, stage: str, may_pass: bool) -> None:
+        seen = read(f"failures/{name}.log")
+        failure = lifecycle.classify_exit(seen, status, requested_stop=False)
+        assert failure is not None
+        assert (failure.kind, failure.stage, failure.may_pass) == (kind, stage, may_pass)
+        assert failure == seen.failure
+        assert failure.evidence and failure.advice and failure.sentence.endswith(".")
+        assert lifecycle.classify_exit(seen, status, requested_stop=True) is None
+
+    @pytest.mark.parametrize(
+        ("name", "evidence", "words"),
+        [
+            ("bad_flag", "unrecognized arguments: --no-such-flag 1", "--no-such-flag"),
+            ("ep_not_dividing", "ZeroDivisionError", "tp 1, ep 2"),
+            ("tp2_one_gpu", "invalid device ordinal", "more GPUs"),
+            ("oom_weights", "Tried to allocate 21.00 GiB", "11.57 GiB of 139.80 GiB were free"),
+            ("oom_kv", "Please try to increase --mem-fraction-static", "weights take 5.06 of 139.13 GiB"),
+            ("graph_oom", "torch.OutOfMemoryError", "20.00 MiB on GPU 0"),
+            ("load_oom", "Tried to allocate 2.00 GiB", "in a prefill"),
+            ("killed", "crashed with exit code -9", "pid 2671"),
+            ("no_model", "HFValidationError", "/models/absent"),
+            ("port_taken", "address already in use", "Port 30001"),
+        ],
+    )
+    def test_shows_the_cause_first_and_says_it_in_words(self, name: str, evidence: str, words: str) -> None:
+        failure = read(f"failures/{name}.log").failure
+        assert failure is not None
+        assert evidence in failure.evidence[0]
+        assert words in failure.sentence
+
+    def test_memory_at_start_and_under_load_get_opposite_advice(self) -> None:
+        kv, graphs, running = (read(f"failures/{name}.log").failure for name in ("oom_kv", "graph_oom", "load_oom"))
+        assert kv and graphs and running
+        # 1 - 134.06/139.13 = 0.0364; two hundredths more, rounded up.
+        assert kv.advice == "Raise --mem-fraction-static above 0.036, for example to 0.06."
+        assert graphs.advice.startswith("Lower --mem-fraction-static from 0.995 to 0.97")
+        assert running.advice.startswith(
+            "Lower --mem-fraction-static from 0.97 to 0.93, or --chunked-prefill-size from 131072 to 8192"
+        )
+
+    def test_weights_that_do_not_fit_ask_for_more_gpus_and_leave_the_fraction_alone(self) -> None:
+        failure = read("failures/oom_weights.log").failure
+        assert failure is not None
+        assert "--tp-size 2" in failure.advice
+        assert "changes nothing" in failure.advice
+
+
+class TestReportedFailures:
+    """Messages of public reports and of newer releases, in the frame of a scheduler's failure."""
+
+    @pytest.mark.parametrize(
+        ("line", "kind"),
+        [
+            ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: "
+             "mem_fraction_static=0.7", "out_of_memory_kv"),
+            ("RuntimeError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes. "
+             "pre_model_load_memory=19.22, local_gpu_memory=30.54, local_gpu_memory * 0.9=27.49",
+             "blocked_by_others"),
+            ("torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
+             "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE", "internal_port_taken"),
+            ("AssertionError: Pipeline Parallel is not compatible with this model.", "unsupported"),
+            ("NotImplementedError: Runner backend marlin requires a fused func for a2a backend deepep, but none is "
+             "registered.", "unsupported"),
+            ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:93, unhandled cuda error",
+             "nccl"),
+            ("RuntimeError: NCCL error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes", "shared_memory"),
+            ("OSError: unlink shared memory /dev/shm/nccl-d5rTd0 failed", "shared_memory"),
+            ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "kernel_tool_missing"),
+            ("RuntimeError: Ninja is required to load C++ extensions", "kernel_tool_missing"),
+            ("/usr/bin/ld: cannot find -lcudart: No such file or directory", "kernel_compile"),
+            ("fatal error: curand_kernel.h: No such file or directory", "kernel_compile"),
+            ("RuntimeError: flashinfer-cubin version (0.6.8) does not match flashinfer version (0.6.9)",
+             "version_mismatch"),
+            ("huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files in the disk cache",
+             "no_model"),
+            ("OSError: /models/k2 does not appear to have a file named tiktoken.model.", "no_model"),
+            ("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge", "model_corrupt"),
+            ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version", "driver_mismatch"),
+            ("RuntimeError: Failed to initialize NVML: Driver/library version mismatch", "driver_mismatch"),
+            ("RuntimeError: No CUDA GPUs are available", "no_gpu"),
+            ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "gpu_fault"),
+            ("PermissionError: [Errno 13] Permission denied: '/opt/venv/bin/nvcc'", "permission_denied"),
+            ("OSError: [Errno 28] No space left on device", "disk_full"),
+            ("ModuleNotFoundError: No module named 'tiktoken'", "package_missing"),
+            ("ValueError: Weight output_partition_size = 96 is not divisible by weight quantization block_n = 128.",
+             "does_not_divide"),
+            ("RuntimeError: CUDA error: peer access is not supported between these two devices", "p2p"),
+            ("RuntimeError: something that nobody has seen before", "crash"),
+        ],
+    )  # fmt: skip
+    def test_is_named(self, line: str, kind: str) -> None:
+        failure = failure_of(crash(line))
+        assert failure.kind == kind
+        assert line[:60] in failure.evidence[0]
+
+    def test_the_newer_words_for_no_room_name_the_least_fraction_themselves(self) -> None:
+        failure = failure_of(
+            crash(
+                "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.758. "
+                "Raise --mem-fraction-static above 0.7652 (minimum viable = 1 - available/pre = 0.7652)."
+            )
+        )
+        assert failure.kind == "out_of_memory_kv"
+        assert "above 0.765" in failure.advice
+
+    def test_another_process_is_named_by_its_pid_and_may_end(self) -> None:
+        failure = failure_of(
+            crash(
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 672.00 MiB. GPU 2 has a total capacity "
+                "of 94.97 GiB of which 136.94 MiB is free. Process 4242 has 60.00 GiB memory in use. Including "
+                "non-PyTorch memory, this process has 34.80 GiB memory in use."
+            )
+        )
+        assert (failure.kind, failure.may_pass) == ("blocked_by_others", True)
+        assert "60.00 GiB of GPU 2 (pid 4242)" in failure.sentence
+
+    def test_the_first_traceback_counts_not_what_follows_from_it(self) -> None:
+        first = crash("safetensors_rust.SafetensorError: Error while deserializing header", rank="TP3")
+        then = crash("torch.distributed.DistBackendError: NCCL error: unhandled system error", rank="TP0")
+        assert failure_of(first + then).kind == "model_corrupt"
+        assert failure_of(then + first).kind == "model_corrupt", "a rank's NCCL error follows from another's failure"
+
+    def test_a_rank_that_the_host_killed_while_loading(self) -> None:
+        failure = failure_of(
+            "[2026-11-29 11:49:55 TP0] Load weight begin. avail mem=93.89 GB\nTraceback (most recent call last):\n"
+            '  File "engine.py", line 1, in x\n'
+            "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), "
+            "a common cause is the OS OOM killer.\n"
+        )
+        assert (failure.kind, failure.may_pass) == ("killed", True)
+        assert "out-of-memory killer" in failure.sentence
+
+    def test_a_collective_that_timed_out(self) -> None:
+        failure = failure_of(
+            crash("RuntimeError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)")
+        )
+        assert failure.kind == "communication_hang"
+
+    def test_the_nearest_flag_of_the_usage_is_offered(self) -> None:
+        usage = "usage: sglang serve [-h] --model-path MODEL_PATH\n     [--mem-fraction-static MEM_FRACTION_STATIC]\n"
+        failure = failure_of(usage + "sglang serve: error: unrecognized arguments: --mem-fraction 0.8\n")
+        assert "The nearest that it knows is --mem-fraction-static." in failure.sentence
+
+
+class TestWhatIsNoFailure:
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "[2026-11-29 11:34:31] Ignore import error when loading sglang.srt.models.x: No module named 'y'",
+            "[2026-11-29 11:34:31 TP0] The memory capacity is unbalanced. Some GPUs may be occupied by others.",
+            "host:1:1 [0] NCCL WARN NET/Plugin: Could not find: libnccl-net.so.",
+            "[2026-11-29 11:34:31] WARNING: ninja not found, falling back",
+            "[2026-11-29 11:34:31] Fail to set RLIMIT_NOFILE: current limit exceeds maximum limit",
+            "UserWarning: peer access is not supported",
+        ],
+    )
+    def test_a_remark(self, line: str) -> None:
+        assert lifecycle.read_log(line + "\n").failure is None
+
+    def test_a_requests_traceback_in_a_running_engine(self) -> None:
+        text = (
+            "[2026-11-29 11:35:51] The server is fired up and ready to roll!\n"
+            "ERROR:    Exception in ASGI application\nTraceback (most recent call last):\n"
+            '  File "x.py", line 1, in y\nRuntimeError: CUDA out of memory, said the client\n'
+        )
+        seen = lifecycle.read_log(text)
+        assert (seen.stage, seen.failure) == ("ready", None)
+
+
+class TestOddLogs:
+    def test_progress_bars_escape_codes_and_stamps_behind_a_bar(self) -> None:
+        text = (
+            "[2026-11-29 11:34:10 TP0 EP0] Load weight begin. avail mem=93.89 GB\n"
+            "Loading safetensors checkpoint shards:   0% Completed | 0/64 [00:00<?, ?it/s]\r"
+            "\x1b[32mLoading safetensors checkpoint shards:  41% Completed | 26/64 [00:10<00:12]\x1b[0m\r"
+            "Loading safetensors checkpoint shards:  42% Completed | 27/64[2026-11-29 11:34:55 TP1 EP1] Load weight "
+            "end. elapsed=45.0 s, type=X, avail mem=22.02 GB, mem usage=71.87 GB.\r\n"
+        )
+        seen = lifecycle.read_log(text)
+        assert seen.figures["weights_percent"] == 42
+        assert seen.figures["weights_bytes"] == int(71.87 * GIB)
+        assert dict(seen.stages) == {"process": 0.0, "weights": 0.0, "kv": 45.0}
+        assert not any("\x1b" in line for line in seen.last_lines)
+
+    def test_words_of_newer_releases_and_of_models_with_two_caches(self) -> None:
+        seen = lifecycle.read_log(
+            "Nov 29 11:34:00 gpu1 sglang[77]: [2026-11-29 11:34:00 TP0] Init parallel begin.\n"
+            "Nov 29 11:34:10 gpu1 sglang[77]: [2026-11-29 11:34:10 TP0] KV Cache is allocated. dtype: torch.bfloat16, "
+            "#tokens: 1000, K size: 1.50 GB, V size: 2.50 GB\n"
+            "[2026-11-29 11:34:20 TP0] Capture target prefill CUDA graph begin. backend=x, avail mem=9\n"
+            "[2026-11-29 11:34:21 TP0] Capture target prefill CUDA graph end. mem usage=0.50 GB, avail mem=8\n"
+            "[2026-11-29 11:34:22 TP0] Capture target decode CUDA graph begin. bs=[1], avail mem=8\n"
+            "[2026-11-29 11:34:29 TP0] Capture target decode CUDA graph end. mem usage=0.25 GB, avail mem=8\n"
+        )
+        assert [name for name, _ in seen.stages] == ["process", "distributed", "kv", "graphs"]
+        assert seen.figures["kv_bytes"] == 4 * GIB
+        assert seen.figures["graph_bytes"] == GIB // 4
+        assert seen.figures["prefill_graph_bytes"] == GIB // 2
+
+    def test_transports_are_counted(self) -> None:
+        lines = [f"h:1:2 [0] NCCL INFO Channel 0{i}/0 : 0[0] -> 1[1] via P2P/CUMEM" for i in range(4)]
+        lines += ["h:1:2 [0] NCCL INFO Channel 00 : 3[3] -> 4[4] via SHM/direct/direct"]
+        assert lifecycle.read_log("\n".join(lines)).transports == {"P2P/CUMEM": 4, "SHM/direct": 1}
+
+    def test_no_secret_is_kept(self) -> None:
+        text = crash("ValueError: bad api_key='s3cret' and token=t0ken1 in Bearer abcd.efgh, hf_AbCdEfGhIj")
+        text += "[2026-11-29 11:35:00] server_args=ServerArgs(api_key='s3cret', admin_api_key=\"adm1n\")\n"
+        shown = repr(lifecycle.read_log(text))
+        for secret in ("s3cret", "adm1n", "t0ken1", "abcd.efgh", "hf_AbCdEfGhIj"):
+            assert secret not in shown
+        assert "#new-token: 8" in repr(lifecycle.read_log("Prefill batch, #new-token: 8"))
+
+    def test_a_huge_log_is_bounded_in_what_is_kept_and_in_time(self) -> None:
+        text = "[2026-11-29 11:34:10 TP0] Decode batch, #running-req: 1\n" * 200_000 + "x" * 3_000_000
+        began = time.monotonic()
+        seen = lifecycle.read_log(text)
+        assert time.monotonic() - began < 5
+        assert len(seen.last_lines) <= lifecycle.log.LAST_LINES
+        assert all(len(line) <= 2000 for line in seen.last_lines)
+
+    def test_the_first_traceback_is_found_before_ten_thousand_lines_of_noise(self) -> None:
+        noise = '[2026-11-29 11:50:00] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
+        assert failure_of(crash("OSError: [Errno 28] No space left on device") + noise * 10_000).kind == "disk_full"
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.lists(
+            st.one_of(
+                st.text(max_size=60),
+                st.sampled_from(
+                    [
+                        "Traceback (most recent call last):",
+                        "[2026-11-29 11:34:10 TP0] ",
+                        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
+                        "\x1b[", "\r", "server_args=ServerArgs(", "KV Cache is allocated. #tokens: 9e9",
+                        "[9999-99-99 99:99:99 TP0] Load weight begin. avail mem=--1", "NCCL INFO Channel 0/0 : via ",
+                        "memory capacity is unbalanced =1.2.3, local_gpu_memory=..", "sigquit", "hit an exception",
+                    ]
+                ),
+            )
+        ),
+        st.sampled_from(["\n", "\r", "\r\n", ""]),
+    )  # fmt: skip
+    def test_wild_text_never_raises(self, parts: list[str], joint: str) -> None:
+        seen = lifecycle.read_log(joint.join(parts))
+        assert seen.stage in lifecycle.STAGES
+        assert lifecycle.classify_exit(seen, 1, requested_stop=False) is not None
+
+
+class TestExits:
+    @pytest.mark.parametrize(
+        ("status", "kind"),
+        [
+            (-9, "killed"), (137, "killed"), (9, "killed"), ("SIGKILL", "killed"), ("KILL", "killed"),
+            (-15, "stopped_from_outside"), (143, "stopped_from_outside"), (15, "stopped_from_outside"),
+            (-11, "crash"), (139, "crash"), ("SEGV", "crash"),
+            (2, "unknown_flag"), (0, "unknown"), (1, "unknown"), (None, "unknown"), ("exited", "unknown"),
+        ],
+    )  # fmt: skip
+    def test_without_a_word_in_the_log(self, status: int | str | None, kind: str) -> None:
+        failure = lifecycle.classify_exit(lifecycle.read_log(""), status, requested_stop=False)
+        assert failure is not None and failure.kind == kind
+        assert lifecycle.classify_exit(lifecycle.read_log(""), status, requested_stop=True) is None

@@ -1,0 +1,162 @@
+"""What makes a point invalid, or worth a word."""
+
+import dataclasses
+import re
+
+import pytest
+
+from benchmark.load import checks
+from benchmark.load.metrics import figures
+from benchmark.load.observe import log
+from benchmark.load.summary import summarise
+
+from .made import about, row
+from .replay import CAPTURES
+
+GOOD = [row(i, 100 * i, range(100 * i + 50, 100 * i + 950, 100)) for i in range(20)]
+
+
+def flags(rows, **more):
+    return {flag.id: flag for flag in summarise(rows, about(0, 2000, **more)).flags}
+
+
+def severities(rows, **more):
+    return {name: flag.severity for name, flag in flags(rows, **more).items() if name != "uncertain"}
+
+
+def test_a_good_point_has_no_flag():
+    assert severities(GOOD) == {}
+
+
+def test_few_failures_warn_many_are_invalid():
+    failed = row(99, 0, error="HTTP 503: busy")
+    many = [row(i, 0, (100, 200)) for i in range(120)]
+    assert severities([*many, failed]) == {"failed_requests": "warning"}
+    found = flags([*GOOD, failed])["failed_requests"]
+    assert found.severity == "invalid"
+    assert "1 of 21" in found.message
+    assert "HTTP 503: busy" in found.message
+
+
+def test_given_up():
+    assert severities([row(0, 0, error="gone")], given_up=True) == {"aborted": "invalid"}
+
+
+def test_short_answers():
+    short = [row(i, 100 * i, range(100 * i + 50, 100 * i + 950, 100), output_asked=10) for i in range(20)]
+    assert severities(short) == {"short_answers": "invalid"}
+    assert severities(short, workload={"ignore_eos": False}) == {"ends_early": "note"}
+
+
+# F1.14: the label is what the server counted, not what was meant.
+def test_prompt_lengths():
+    rows = [row(i, 0, (100, 200), prompt_asked=128_000, prompt_tokens=82_800) for i in range(3)]
+    assert "82800" in flags(rows)["prompt_lengths"].message
+    near = [row(i, 0, (100, 200), prompt_asked=1000, prompt_tokens=1019) for i in range(3)]
+    assert severities(near) == {}
+
+
+# F1.16: cached prompts.
+@pytest.mark.parametrize(("cached", "severity"), [(0, None), (1, None), (5, "warning"), (50, "invalid")])
+def test_cached_prompts(cached, severity):
+    rows = [row(i, 0, (100, 200), prompt_asked=100, prompt_tokens=100, cached_tokens=cached) for i in range(3)]
+    assert severities(rows).get("cached_prompts") == severity
+    assert severities(rows, workload={"kind": "shared_prefix"}) == {}
+
+
+# F1.7: vLLM's peak of 734 counted events, its mean of 1490.31 counted tokens.
+@pytest.mark.parametrize(("peak", "mean", "flagged"), [(734.0, 1490.31, True), (4951.0, 2962.79, False)])
+def test_peak_below_mean(peak, mean, flagged):
+    found = dataclasses.replace(
+        figures(GOOD, about(0, 2000)), peak_tokens_per_second=peak, window_tokens=mean * 2, half_width=0.0
+    )
+    assert [flag.id for flag in checks.flags(GOOD, about(0, 2000), found)] == ["peak_below_mean"] * flagged
+
+
+@pytest.mark.parametrize(
+    ("client", "expected"),
+    [
+        ({"cpu_share": 0.5, "offered_share": 0.999}, {}),
+        ({"cpu_share": 0.97, "offered_share": 0.999}, {"client_limit": "invalid"}),
+        ({"cpu_share": 0.5, "offered_share": 0.98}, {"client_late": "warning"}),
+        ({"cpu_share": 0.5, "offered_share": 0.90}, {"client_limit": "invalid"}),
+        ({"shared_events_share": 0.4, "loop_lag_p99_seconds": 0.08}, {"client_limit": "invalid"}),
+        ({"shared_events_share": 0.05, "loop_lag_p99_seconds": 0.08}, {"client_late": "warning"}),
+        # Many events a read and a loop that is in time: the server sends them so.
+        ({"shared_events_share": 0.4, "loop_lag_p99_seconds": 0.002}, {}),
+        ({"clock": "loop"}, {"loop_clock": "note"}),
+        ({"clock": "kernel", "clock_drift_seconds": 0.5}, {"clock_stepped": "invalid"}),
+    ],
+)
+def test_client(client, expected):
+    assert severities(GOOD, client=client) == expected
+
+
+# F1.17: KV 478,992 tokens, 32 x 16k wanted: the engine runs 29 and queues the rest.
+def test_concurrency_not_reached():
+    server = {"running_mean": 26.0, "waiting_mean": 6.0, "capacity_tokens": 478992, "max_running": 256}
+    found = flags(GOOD, concurrency=32, server=server)["concurrency_not_reached"]
+    assert found.severity == "warning"
+    assert "ran 26 and queued 6" in found.message
+    assert "KV tokens 478992" in found.message
+    assert severities(GOOD, concurrency=32, server={"running_mean": 31.0, "waiting_mean": 0.5}) == {}
+    assert severities(GOOD, concurrency=32, server={"running_mean": 30.0, "waiting_mean": 0.5}) == {}
+
+
+def test_counters():
+    made = sum(item.output_tokens for item in GOOD)
+    assert severities(GOOD, server={"generation_tokens": made}) == {}
+    assert severities(GOOD, server={"generation_tokens": made + 1}) == {"counters_differ": "warning"}
+    assert severities(GOOD, server={"generation_tokens": 2 * made}) == {"other_traffic": "invalid"}
+
+
+def test_restart():
+    assert severities(GOOD, server={"restarted": True}) == {"server_restarted": "invalid"}
+
+
+def test_compile_lines():
+    found = flags(GOOD, server=log.summary("[2026-11-29 11:44:51] nvcc -O3 kernel.cu\n"))
+    assert found["compiled"].severity == "invalid"
+    assert "nvcc" in found["compiled"].message
+
+
+def captured_log(first, last):
+    """Lines of the log between two times (seconds since the launch, which start most lines)."""
+    lines = re.findall(r"^ *(\d+\.\d+) (.*)$", (CAPTURES / "bench_serving" / "mini.log").read_text(), re.MULTILINE)
+    return "\n".join(text for at, text in lines if first <= float(at) <= last)
+
+
+def test_decode_steps_of_the_captured_log():
+    """At 64 in flight the log has 64 requests at 20,200 to 23,600 tokens a second: 2.7 to 3.2 ms a step."""
+    text = captured_log(165.5, 190.4)
+    text = "\n".join(line for line in text.splitlines() if "#running-req: 64," in line and "Decode" in line)
+    found = log.summary(text)
+    assert 0.0027 < found["decode_step_median_seconds"] < 0.0033
+    assert found["log_running_mean"] == 64
+
+
+def test_front_end_limit_on_the_captured_figures():
+    """The client saw 4.4 ms a token where the engine's steps were 3.1 ms: the GPU waited."""
+    slow = [row(i, 0, [100 + 4.4 * k for k in range(100)]) for i in range(20)]
+    found = flags(slow, server={"decode_step_mean_seconds": 0.0031})["front_end_limit"]
+    assert found.severity == "warning"
+    assert "4.40 ms" in found.message
+    fine = [row(i, 0, [100 + 3.15 * k for k in range(100)]) for i in range(20)]
+    assert severities(fine, server={"decode_step_mean_seconds": 0.0031}) == {}
+
+
+def test_interpolated_is_noted():
+    rows = [row(i, 0, (100, 200, 300), counts=[1, 3, 4], source="interpolated") for i in range(3)]
+    assert severities(rows) == {"interpolated": "note"}
+
+
+def test_throttling_and_waiting_gpus():
+    telemetry = {"throttled_share": {"hardware_thermal": 0.4, "power_cap": 0.9, "power_brake": 0.01}}
+    assert severities(GOOD, telemetry=telemetry) == {
+        "throttled_hardware_thermal": "warning",
+        "throttled_power_cap": "note",
+    }
+    # F2.32: 100 % utilization at 140 W of 600 W.
+    waiting = {"utilization_mean": 100.0, "power_share_of_limit": 140 / 600}
+    assert severities(GOOD, telemetry=waiting) == {"waiting_gpus": "note"}
+    assert severities(GOOD, telemetry={"utilization_mean": 100.0, "power_share_of_limit": 0.7}) == {}

@@ -1,0 +1,211 @@
+"""Formulae, against values worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmark.load.metrics import figures, tpot_seconds
+from benchmark.load.statistics import batch_half_width, bootstrap_interval, distribution, t95, t_interval
+from benchmark.load.summary import summarise
+
+from .made import about, row
+
+
+def test_window_takes_tokens_by_their_arrival():
+    """Tokens at 100 ... 1000 ms; inside (250, 850] are those at 300 ... 800: six in 0.6 s."""
+    found = figures([row(sent=0, tokens=range(100, 1001, 100))], about(250, 850))
+    assert found.window_tokens == 6
+    assert found.output_tokens_per_second == pytest.approx(10)
+
+
+def test_window_edges_are_open_at_the_left_and_closed_at_the_right():
+    assert figures([row(tokens=(100, 200, 300))], about(100, 300)).window_tokens == 2
+
+
+def test_latencies():
+    """Sent at 50: TTFT 150 ms; two gaps of 100 and one of 200 ms; TPOT 400 / 3 ms; ends at 610: E2E 560 ms."""
+    found = figures([row(sent=50, tokens=(200, 300, 400, 600), done=610)], about(0, 1000))
+    assert found.ttft.tolist() == [0.15]
+    assert found.itl.tolist() == pytest.approx([0.1, 0.1, 0.2])
+    assert found.tpot.tolist() == pytest.approx([0.4 / 3])
+    assert found.e2e.tolist() == [0.56]
+
+
+def test_gaps_over_the_edge_of_the_window_do_not_count():
+    found = figures([row(tokens=(100, 200, 300, 400, 500))], about(150, 450))
+    assert found.itl.tolist() == pytest.approx([0.1, 0.1])
+
+
+def test_several_tokens_an_event_share_the_gap():
+    """Counts 1, 4, 6: three tokens in 300 ms, two in 100 ms; TPOT 400 / 5 ms."""
+    found = figures([row(tokens=(100, 400, 500), counts=[1, 4, 6], source="reported")], about(0, 1000))
+    assert found.itl.tolist() == pytest.approx([0.1, 0.1, 0.1, 0.05, 0.05])
+    assert found.tpot.tolist() == pytest.approx([0.08])
+    assert found.window_tokens == 6
+
+
+def test_interpolated_counts_keep_gaps_between_events():
+    found = figures([row(tokens=(100, 400, 500), counts=[2, 4, 6], source="interpolated")], about(0, 1000))
+    assert found.itl.tolist() == pytest.approx([0.3, 0.1])
+
+
+# F1.15: the decode rate is (n - 1) / (last - first), not tokens over the whole time with prefill in it.
+def test_decode_rate_without_prefill():
+    """Prefill of 9 s, then 11 tokens in 1 s: 10 tokens a second for the user, TPOT 0.1 s."""
+    point = summarise([row(sent=0, tokens=range(9000, 10001, 100))], about(0, 10000))
+    assert point.output_tokens_per_second_per_user == pytest.approx(10)
+    assert point.output_tokens_per_second == pytest.approx(1.1)
+    assert point.e2e_seconds.p50 == pytest.approx(10)
+
+
+def test_first_wave_counts_for_throughput_but_not_for_latency():
+    rows = [row(0, 0, (100, 200), first_wave=True), row(1, 200, (300, 400))]
+    found = figures(rows, about(50, 500))
+    assert found.window_tokens == 4
+    assert found.ttft.tolist() == [0.1]
+    assert len(found.e2e) == 1
+
+
+# F1.12: failed requests bring no tokens; the whole time counts.
+def test_failed_requests_bring_no_tokens():
+    rows = [row(0, 0, (100, 200, 300)), row(1, 0, (100, 200, 300), error="HTTP 500: no")]
+    point = summarise(rows, about(0, 1000))
+    assert point.output_tokens_per_second == pytest.approx(3)
+    assert (point.requests_completed, point.requests_failed) == (1, 1)
+    assert point.errors == {"HTTP 500: no": 1}
+    assert not point.valid
+
+
+def test_cancelled_requests_are_no_failures():
+    rows = [row(0, 0, (100, 200)), row(1, 0, (100,), error="cancelled by the load generator after the window")]
+    point = summarise(rows, about(0, 1000))
+    assert (point.requests_completed, point.requests_failed, point.valid) == (1, 0, True)
+
+
+# F1.5: without usage there is no rate, and the point is invalid.
+def test_unknown_tokens_give_no_rate():
+    made = row(tokens=(100, 200), output_tokens=None, counts=[], source="unknown")
+    point = summarise([made], about(0, 1000))
+    assert point.output_tokens_per_second is None
+    assert [flag.id for flag in point.flags if flag.severity == "invalid"] == ["no_usage"]
+
+
+def test_tokens_without_any_token_event_count_at_the_end():
+    """transformers serve: four completion tokens and no text at all."""
+    found = figures([row(sent=0, done=500, counts=[], source="unknown", output_tokens=4)], about(0, 1000))
+    assert found.window_tokens == 4
+    assert found.ttft.size == 0
+
+
+def test_first_content_is_told_apart_only_where_it_differs():
+    point = summarise([row(tokens=(1000, 5000), first_content_us=5_000_000)], about(0, 6000))
+    assert point.ttft_seconds.p50 == pytest.approx(1.0)
+    assert point.first_content_seconds.p50 == pytest.approx(5.0)
+    assert summarise([row(tokens=(1000, 5000))], about(0, 6000)).first_content_seconds is None
+
+
+def test_prefill_rate():
+    rows = [row(i, 100 * i, (100 * i + 50,), prompt_tokens=1000) for i in range(10)]
+    assert summarise(rows, about(0, 1000)).prompt_tokens_per_second == pytest.approx(10_000)
+
+
+def test_open_loop_counts_from_the_intended_start():
+    made = row(sent=150, tokens=(250, 350), intended_us=100_000)
+    found = figures([made], about(0, 1000, workload={"rate": 5.0}))
+    assert found.ttft.tolist() == [0.15]
+    assert found.e2e.tolist() == [0.25]
+
+
+def test_open_loop_takes_all_requests_meant_for_the_window():
+    """A request that ends after the window counts: leaving it out would leave out the slow ones."""
+    rows = [row(0, 100, (200, 5000)), row(1, 2000, (2100, 2200))]
+    found = figures(rows, about(0, 1000, workload={"rate": 5.0}))
+    assert found.e2e.tolist() == [4.9]
+
+
+def test_goodput():
+    """Limits: TTFT 0.2 s, TPOT 0.1 s. The second is late, the third slow; one good one in a second."""
+    rows = [row(0, 100, (250, 300, 350)), row(1, 200, (500, 550)), row(2, 300, (400, 700))]
+    limits = {"rate": 3.0, "ttft_limit_seconds": 0.2, "tpot_limit_seconds": 0.1}
+    assert summarise(rows, about(0, 1000, workload=limits)).goodput_requests_per_second == pytest.approx(1)
+    closed = {key: value for key, value in limits.items() if key != "rate"}
+    assert summarise(rows, about(0, 1000, workload=closed)).goodput_requests_per_second is None
+
+
+def test_without_a_window_all_of_the_time_is_taken_and_the_point_is_invalid():
+    point = summarise([row(0, 0, (100, 1000))], about())
+    assert point.window_seconds == pytest.approx(1.0)
+    assert [flag.id for flag in point.flags if flag.severity == "invalid"] == ["not_steady"]
+
+
+def test_nothing_at_all():
+    point = summarise([], about())
+    assert point.output_tokens_per_second is None
+    assert not point.valid
+
+
+def test_tpot_needs_two_events():
+    assert tpot_seconds(row(tokens=(100,))) is None
+    assert tpot_seconds(row()) is None
+
+
+def test_percentiles_are_of_type_seven():
+    """1 ... 5: the 90th percentile lies 0.6 of the way from 4 to 5 (Hyndman and Fan 1996, definition 7)."""
+    found = distribution([5, 1, 2, 3, 4])
+    assert (found.p50, found.p90, found.p95) == (3, pytest.approx(4.6), pytest.approx(4.8))
+    assert (found.mean, found.min, found.max, found.count) == (3, 1, 5, 5)
+
+
+def test_p99_needs_a_thousand():
+    assert distribution(range(999)).p99 is None
+    assert distribution(range(1000)).p99 == pytest.approx(989.01)
+    assert distribution([]) is None
+
+
+def test_t_interval():
+    """9, 10, 11: mean 10, deviation 1, half-width 4.303 / sqrt 3."""
+    mean, half = t_interval([9, 10, 11])
+    assert mean == 10
+    assert half == pytest.approx(4.303 / math.sqrt(3))
+    assert t_interval([5])[1] == math.inf
+
+
+def test_t_points_from_the_tables():
+    assert t95(1) == 12.706
+    assert t95(30) == 2.042
+    assert t95(60) == pytest.approx(2.000, abs=1e-3)
+    assert t95(120) == pytest.approx(1.980, abs=1e-3)
+    assert t95(0) == math.inf
+
+
+def test_bootstrap_is_repeatable_and_holds_the_median():
+    values = [10, 11, 12, 13, 14]
+    low, high = bootstrap_interval(values, seed=3)
+    assert (low, high) == bootstrap_interval(values, seed=3)
+    assert 10 <= low <= 12 <= high <= 14
+
+
+def test_half_width_of_a_steady_rate_is_zero():
+    times = np.arange(0, 21.0)
+    assert batch_half_width(times, 100 * times) == pytest.approx(0)
+
+
+def test_half_width_by_hand():
+    """Ten batches of one second, of 90 and 110 tokens in turn: R = 100, sum of squares 10 x 100,
+    error sqrt(1000 / 90) = 3.333, t(9) = 2.262: 7.54 %."""
+    totals = np.concatenate(([0], np.cumsum([90, 110] * 5)))
+    assert batch_half_width(np.arange(11.0), totals) == pytest.approx(0.0754, abs=1e-4)
+
+
+def test_half_width_needs_five_batches():
+    assert batch_half_width(np.arange(5.0), np.arange(5.0)) == math.inf
+    assert batch_half_width(np.array([]), np.array([])) == math.inf
+    assert batch_half_width(np.zeros(20), np.arange(20.0)) == math.inf
+
+
+def test_busiest_second():
+    """Tokens at 100, 1100 and ten from 1550 to 2450: the second up to 2450 (from 1450) has all ten of them."""
+    made = row(0, 0, (100, 1100, *range(1550, 2451, 100)))
+    assert figures([made], about(0, 2500)).peak_tokens_per_second == 10
+    assert figures([made], about(0, 900)).peak_tokens_per_second is None
