@@ -27,6 +27,12 @@ Variables = Annotated[list[str] | None, typer.Option("-e", "--extra-vars", metav
 Yes = Annotated[bool, typer.Option("--interrupt", help="Stop what serves without asking.")]
 
 
+def _console() -> Console:
+    """A pipe has no width; a log is read at a hundred columns."""
+    console = Console()
+    return console if console.is_terminal else Console(width=100)
+
+
 class ExitStatus(IntEnum):
     OK = 0
     FAILED = 1
@@ -72,7 +78,7 @@ def sweep(
     ):
         if value:
             variables[name] = value
-    raise typer.Exit(sweep_command(inventory or [], limit, variables, Console(), as_json=as_json))
+    raise typer.Exit(sweep_command(inventory or [], limit, variables, _console(), as_json=as_json))
 
 
 @application.command()
@@ -108,7 +114,7 @@ def plan(
     from .campaign.plan_command import explain_command, plan_command
 
     if explain:
-        raise typer.Exit(explain_command(explain, Console()))
+        raise typer.Exit(explain_command(explain, _console()))
     status = plan_command(
         configurations or [],
         model=model,
@@ -119,7 +125,7 @@ def plan(
         catalogue=catalogue,
         find=search,
         as_json=as_json,
-        console=Console(),
+        console=_console(),
     )
     raise typer.Exit(status)
 
@@ -143,7 +149,7 @@ def report(
     """Write the report of a campaign again, from its records."""
     from .campaign.command import report_command
 
-    raise typer.Exit(report_command(folder, Console()))
+    raise typer.Exit(report_command(folder, _console()))
 
 
 @application.command()

@@ -22,6 +22,7 @@ from .store import Campaign, StoreError
 from .sweep import Sweep
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+_WIDTH = 100
 
 
 def sweep_command(
@@ -84,7 +85,8 @@ def _show(folder: Path, console: Console, *, as_json: bool = False) -> int:
         sys.stdout.write(json.dumps(decision, indent=1, sort_keys=True) + "\n")
         return _OK
     console.print()
-    console.print(terminal_table(records, decision, width=min(console.width, 100)), highlight=False, markup=False)
+    width = min(console.width, _WIDTH)
+    console.print(terminal_table(records, decision, width=width), highlight=False, markup=False)
     console.print(_ending(folder, records, decision), highlight=False, markup=False, soft_wrap=True)
     return _OK
 

@@ -1,185 +1,316 @@
-"""What the records say: who won, what each experiment showed, and why each loser lost. Pure."""
+"""What the records say: who won by each objective, what each experiment showed, and why each loser lost. Pure."""
 
 from __future__ import annotations
 
+import datetime as dt
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..engine.configuration import difference
-from ..engine.rules import dead_flags
-from .record import Point, Record
+from .experiments import Comparison, compare, experiments, listed, unread_flags
+from .hosts import host_shifts
+from .objectives import KNOWN, PEAK, SINGLE_STREAM, Objective, Starts, group, objective
+from .reasons import why
+from .record import Record
+from .statistics import ERROR, Noise, drift, pooled_noise, t_point
 
-OBJECTIVES = {
-    "peak": "output tokens a second at the best concurrency",
-    "single_stream": "output tokens a second of one stream",
-}
-CLOSE = 0.02
-"""Relative difference below which one sample a point names no winner: two repeats of a point agree within it."""
+OBJECTIVES = {known.name: known.title for known in KNOWN}
 
 
-def decide(records: list[Record]) -> dict[str, Any]:
+def decide(
+    records: Iterable[Record], objective: Objective | str = PEAK, objectives: Sequence[str] = ()
+) -> dict[str, Any]:
     """Rank the records and read their experiments.
 
+    Records of one configuration and the same inputs are starts of it: the replicates that intervals come from.
+
+    Args:
+        objective: what the main winner is chosen by.
+        objectives: names of further ones to judge by, such as `throughput@64`; those of KNOWN are always read.
+
     Returns:
-        {"simulated", "winner": {"configuration", "host", "objective", "value", "sentence"} | None,
-        "winners": {objective: ...}, "ranking": [...], "experiments": [...], "notes": [...]}.
+        {"simulated", "winner": see `_winner`, "winners": {objective: ...}, "winners_by_host": {host: ...} where hosts
+        cannot be compared, "ranking": [...], "experiments": see experiments.py, "pareto": [...], "drift": [...],
+        "noise": {objective: {"deviation", "degrees", "assumed"}}, "more_starts": [{"configuration", "host", "starts",
+        "why"}], "notes": [...]}.
+
+    Raises:
+        ObjectiveError: an objective that does not exist.
     """
-    winners = {objective: _winner(records, objective) for objective in OBJECTIVES}
+    main = _named(objective)
+    groups = group(records)
+    judged = {o.name: o for o in (main, *KNOWN, *map(_named, objectives))}
+    told = {name: o for name, o in judged.items() if any(found.values(o) for found in groups)}
+    noises = {name: pooled_noise(found.logs(o) for found in groups) for name, o in told.items()}
+    winners = {name: _winner(groups, o, noises[name]) for name, o in told.items()}
+    winner = winners.get(main.name)
+    found = experiments(groups, list(told.values()))
+    drifts = [d for host in dict.fromkeys(g.host for g in groups) if (d := _drift(groups, host, main, noises))]
     return {
-        "simulated": any(record.simulated for record in records),
-        "winner": winners["peak"],
-        "winners": {objective: winner for objective, winner in winners.items() if winner},
-        "ranking": _ranking(records, winners["peak"]),
-        "experiments": [found for record in records if (found := _experiment(record, records))],
-        "notes": _notes(records),
+        "simulated": any(record.simulated for starts in groups for record in starts.records),
+        "winner": winner,
+        "winners": {name: won for name, won in winners.items() if won},
+        "winners_by_host": _by_host(groups, main, noises),
+        "ranking": _ranking(groups, main, winner, noises, list(told.values())),
+        "experiments": found,
+        "pareto": _pareto(
+            groups,
+            [
+                told[name]
+                for name in dict.fromkeys((PEAK.name, SINGLE_STREAM.name, main.name, *objectives))
+                if name in told
+            ],
+        ),
+        "drift": drifts,
+        "noise": {
+            name: {"deviation": n.deviation, "degrees": n.degrees, "assumed": n.assumed} for name, n in noises.items()
+        },
+        "more_starts": _more_starts(groups, winner),
+        "notes": _notes(groups, noises.get(main.name), drifts, found),
     }
 
 
-def value_of(record: Record, objective: str) -> float | None:
-    point = _point(record, objective)
-    return point.output_tokens_per_second if point else None
+def _named(name: Objective | str) -> Objective:
+    return name if isinstance(name, Objective) else objective(name)
 
 
-def _point(record: Record, objective: str) -> Point | None:
-    if record.outcome != "measured":
+def _mean(found: Starts, by: Objective) -> float:
+    logs = found.logs(by)
+    return by.better(math.fsum(logs) / len(logs))
+
+
+def _winner(groups: Sequence[Starts], by: Objective, noise: Noise) -> dict[str, Any] | None:
+    """The best by one objective, or the simplest of those that tie with it.
+
+    {"configuration", "host", "objective", "value": as it may be quoted, "interval": [low, high] | None, "starts",
+    "quoted_starts", "verdict": "sure" | "tie" | "undecided" | "only", "close": names not told apart from it, "ties":
+    names within 2 % of it for certain, "sentence"}.
+    """
+    there = [found for found in groups if found.values(by)]
+    if not there:
         return None
-    return record.peak() if objective == "peak" else record.at(1)
-
-
-def _winner(records: list[Record], objective: str) -> dict[str, Any] | None:
-    ranked = _ranked(records, objective)
-    if not ranked:
-        return None
-    value, best = ranked[0]
-    point = _point(best, objective)
-    sentence = f"{best.configuration.name} reached {value:,.1f} output tokens a second"
-    sentence += f" at concurrency {point.concurrency}" if point and objective == "peak" else " with one stream"
-    close = [record.configuration.name for other, record in ranked[1:] if other >= value * (1 - CLOSE)]
-    if close:
-        sentence += f"; {_listed(close)} came within {CLOSE:.0%}, which one sample cannot tell apart"
-    elif len(ranked) > 1:
-        runner_up = ranked[1][1].configuration.name
-        sentence += f", {value / ranked[1][0] - 1:+.1%} over {runner_up}, the next"
+    shifts = host_shifts(there, by)
+    home = there[0].host
+    first = max(there, key=lambda g: _mean(g, by) - by.better(shifts.get((g.host, home), (0.0, 0.0))[0]))
+    # A configuration is no rival of itself on another host.
+    others = [found for found in there if found.name != first.name]
+    compared = compare([(first, other) for other in others], by, noise, shifts=shifts)
+    ties = [c for c in compared if c.verdict == "tie"]
+    close = [c for c in compared if c.verdict in ("tie", "undecided", "worse")]
+    chosen = min((first, *(c.theirs for c in ties)), key=lambda found: (complexity(found, groups), found is not first))
+    close_names = [c.theirs.name for c in sorted(close, key=lambda c: by.better(c.effect.log))]
+    if chosen is not first:
+        close_names = [first.name, *(name for name in close_names if name != chosen.name)]
+    verdict = "only" if not compared else "sure" if not close else "tie" if len(close) == len(ties) else "undecided"
+    value = chosen.value(by)
     return {
-        "configuration": best.configuration.name,
-        "host": best.host.name,
-        "objective": objective,
+        "configuration": chosen.name,
+        "host": chosen.host,
+        "objective": by.name,
         "value": value,
-        "sentence": sentence + ".",
-        "close": close,
+        "interval": _interval(chosen, by, noise),
+        "starts": len(chosen.values(by)),
+        "quoted_starts": chosen.quoted_starts(by),
+        "verdict": verdict,
+        "close": close_names,
+        "ties": [c.theirs.name for c in ties],
+        "sentence": _winner_sentence(chosen, first, by, compared, close_names, verdict),
     }
 
 
-def _ranked(records: list[Record], objective: str) -> list[tuple[float, Record]]:
-    valued = [(value, record) for record in records if (value := value_of(record, objective)) is not None]
-    return sorted(valued, key=lambda pair: -pair[0])
+def complexity(found: Starts, groups: Sequence[Starts]) -> int:
+    """How many settings that the engine reads differ from the root of what it is held against."""
+    root, walked = found, set()
+    while (against := root.newest.configuration.against) and root.name not in walked:
+        walked.add(root.name)
+        above = next((other for other in groups if other.key == (found.host, against)), None)
+        if above is None:
+            break
+        root = above
+    mine, theirs = (
+        {"engine": side.newest.configuration.engine, "environment": side.newest.configuration.environment}
+        for side in (found, root)
+    )
+    unread = unread_flags(found.newest)
+    return sum(1 for key, _, _ in difference(theirs, mine) if key not in unread)
 
 
-def _ranking(records: list[Record], winner: dict[str, Any] | None) -> list[dict[str, Any]]:
-    measured = [record for _, record in _ranked(records, "peak")]
-    others = [record for record in records if record not in measured]
-    return [_row(record, winner) for record in [*measured, *others]]
+def _winner_sentence(
+    chosen: Starts, first: Starts, by: Objective, compared: Sequence[Comparison], close: Sequence[str], verdict: str
+) -> str:
+    rung, value = chosen.rung(by), chosen.value(by) or 0.0
+    sentence = f"{chosen.name} reached {by.shown(value)}"
+    sentence += " with one stream" if by is SINGLE_STREAM else f" at concurrency {rung}"
+    fresh = chosen.quoted_starts(by)
+    if len(chosen.values(by)) > 1:
+        sentence += f" on {fresh} fresh start{'s' if fresh > 1 else ''}"
+    if verdict == "only":
+        return f"{sentence}; nothing else was measured."
+    if verdict == "tie" and chosen is not first:
+        return f"{sentence}; {listed(close)} are within 2 %, and this one differs least from the baseline."
+    if close:
+        reach = max(c.effect.detectable(c.level) for c in compared if c.verdict != "better")
+        one = all(
+            len(c.ours.values(by)) == 1 or len(c.theirs.values(by)) == 1 for c in compared if c.verdict != "better"
+        )
+        what = "one start cannot tell apart" if one else "these starts cannot tell apart"
+        if verdict == "tie":
+            return f"{sentence}; {listed(close)} {'is' if len(close) == 1 else 'are'} within 2 % of it: a tie."
+        return f"{sentence}; {_shortened(close)} came close enough that {what} (it would take {reach:.0%})."
+    nearest = min(compared, key=lambda c: by.better(c.effect.log))
+    low, high = nearest.interval
+    return (
+        f"{sentence}, {nearest.effect.ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%}) against "
+        f"{nearest.theirs.name}, the next."
+    )
 
 
-def _row(record: Record, winner: dict[str, Any] | None) -> dict[str, Any]:
-    peak = record.peak() if record.outcome == "measured" else None
-    return {
-        "configuration": record.configuration.name,
-        "host": record.host.name,
-        "outcome": record.outcome,
-        "peak": peak.output_tokens_per_second if peak else None,
-        "peak_concurrency": peak.concurrency if peak else None,
-        "single_stream": value_of(record, "single_stream"),
-        "interval": None,
-        "sentence": _why(record, peak, winner),
-    }
+def _shortened(names: Sequence[str], most: int = 4) -> str:
+    return listed(names if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"])
 
 
-def _why(record: Record, peak: Point | None, winner: dict[str, Any] | None) -> str:
-    """Why this one won, lost, or has no number."""
-    if record.failure is not None:
-        return record.failure.sentence
-    if peak is None:
-        invalid = [flag.message for point in record.points for flag in point.flags if flag.severity == "invalid"]
-        return f"No valid point: {invalid[0]}" if invalid else "Not measured."
-    if winner is None or record.configuration.name == winner["configuration"]:
-        return "The highest peak."
-    if record.configuration.name in winner["close"]:
-        return "As fast as the winner, as far as one sample can tell."
-    ratio = (peak.output_tokens_per_second or 0.0) / winner["value"]
-    limit = (record.start.max_running_requests if record.start else None) or 0
-    if limit and limit < peak.concurrency:
-        return f"{ratio - 1:+.0%} against the winner's peak; it runs at most {limit} requests at once."
-    return f"{ratio - 1:+.0%} against the winner's peak."
-
-
-def _experiment(record: Record, records: list[Record]) -> dict[str, Any] | None:
-    """A configuration held against another: what differs, what it did, and whether the hypothesis may stand.
-
-    One start each gives no interval, so the verdict is `undecided` unless the sides cannot be compared at all.
-    """
-    against = record.configuration.against
-    if against is None:
+def _interval(found: Starts, by: Objective, noise: Noise) -> list[float] | None:
+    """95 % of the quoted value; None while the noise between starts is only assumed."""
+    value = found.value(by)
+    if value is None or noise.assumed:
         return None
-    baseline = next((r for r in records if r.configuration.name == against and r.host.name == record.host.name), None)
-    found: dict[str, Any] = {
-        "configuration": record.configuration.name,
-        "against": against,
-        "hypothesis": record.configuration.hypothesis,
-        "host": record.host.name,
-        "changes": [],
-        "ignored": [],
-        "effect": {},
-        "verdict": "undecided",
+    half = t_point(ERROR, noise.degrees) * noise.deviation / math.sqrt(found.quoted_starts(by))
+    return [value * math.exp(-half), value * math.exp(half)]
+
+
+def _ranking(
+    groups: Sequence[Starts],
+    main: Objective,
+    winner: Mapping[str, Any] | None,
+    noises: Mapping[str, Noise],
+    objectives: Sequence[Objective],
+) -> list[dict[str, Any]]:
+    """The winner, then the others by the main objective, then what has no number."""
+    won = next((g for g in groups if winner and g.key == (winner["host"], winner["configuration"])), None)
+
+    def place(found: Starts) -> tuple[bool, bool, float]:
+        return found is not won, not found.values(main), -_mean(found, main) if found.values(main) else 0.0
+
+    return [
+        {
+            "configuration": found.name,
+            "host": found.host,
+            "outcome": "measured" if found.measured else found.newest.outcome,
+            "peak": found.value(PEAK),
+            "peak_concurrency": found.rung(PEAK),
+            "single_stream": found.value(SINGLE_STREAM),
+            "interval": _interval(found, PEAK, noises[PEAK.name]) if PEAK.name in noises else None,
+            "starts": len(found.measured),
+            "objectives": {o.name: found.value(o) for o in objectives},
+            "sentence": why(found, won, winner, main, noises.get(main.name)),
+        }
+        for found in sorted(groups, key=place)
+    ]
+
+
+def _by_host(groups: Sequence[Starts], by: Objective, noises: Mapping[str, Noise]) -> dict[str, Any]:
+    """The winner of each host, where hosts share no configuration that would make them comparable."""
+    there = [found for found in groups if found.values(by)]
+    hosts = list(dict.fromkeys(found.host for found in there))
+    shifts = host_shifts(there, by)
+    if all((a, b) in shifts for a in hosts for b in hosts if a != b):
+        return {}
+    return {host: _winner([g for g in groups if g.host == host], by, noises[by.name]) for host in hosts}
+
+
+def _pareto(groups: Sequence[Starts], objectives: Sequence[Objective]) -> list[dict[str, Any]]:
+    """Those that no other beats in one objective without losing in another; only of those that tell all of them."""
+    rows = [
+        (found, [_mean(found, o) for o in objectives]) for found in groups if all(found.values(o) for o in objectives)
+    ]
+    if not objectives:
+        return []
+    kept = [
+        found
+        for found, mine in rows
+        if not any(all(x >= y for x, y in zip(other, mine, strict=True)) and other != mine for _, other in rows)
+    ]
+    return [
+        {"configuration": g.name, "host": g.host, "objectives": {o.name: g.value(o) for o in objectives}} for g in kept
+    ]
+
+
+def _drift(groups: Sequence[Starts], host: str, by: Objective, noises: Mapping[str, Noise]) -> dict[str, Any] | None:
+    """What the most often started configuration of a host says about the host over time."""
+    there = [g for g in groups if g.host == host and len(g.values(by)) >= 3]
+    if not there:
+        return None
+    baseline = max(there, key=lambda g: (g.newest.configuration.against is None, len(g.values(by))))
+    times = [_hours(r.created_at) for r in baseline.measured]
+    if None in times or len(times) != len(baseline.values(by)):
+        return None
+    found = drift([t for t in times if t is not None], baseline.logs(by), noises[by.name])
+    if found is None:
+        return None
+    whole = math.expm1(found.per_hour * found.hours)
+    seen = "more than noise" if found.seen else "within noise"
+    return {
+        "configuration": baseline.name,
+        "host": host,
+        "objective": by.name,
+        "per_hour": found.per_hour,
+        "low": found.low,
+        "high": found.high,
+        "seen": found.seen,
+        "sentence": f"{baseline.name} changed by {whole:+.1%} over {found.hours:.1f} h on {host}: {seen}. "
+        "No number is corrected for it.",
     }
-    if baseline is None:
-        return found | {"sentence": f"{against} was not measured, so there is nothing to hold it against."}
-    changes = difference(_settings(baseline), _settings(record))
-    unread = dead_flags(record.engine.version)
-    found["changes"] = [change for change in changes if change[0] not in unread]
-    found["ignored"] = [change[0] for change in changes if change[0] in unread]
-    for objective in OBJECTIVES:
-        ours, theirs = value_of(record, objective), value_of(baseline, objective)
-        if ours and theirs:
-            found["effect"][objective] = {"ratio": ours / theirs, "low": None, "high": None}
-    return found | {"sentence": _experiment_sentence(record, baseline, found)}
 
 
-def _settings(record: Record) -> dict[str, Any]:
-    return {"engine": record.configuration.engine, "environment": record.configuration.environment}
+def _hours(stamp: str) -> float | None:
+    try:
+        return dt.datetime.fromisoformat(stamp).timestamp() / 3600
+    except ValueError:
+        return None
 
 
-def _experiment_sentence(record: Record, baseline: Record, found: dict[str, Any]) -> str:
-    name, against = record.configuration.name, baseline.configuration.name
-    keys = [f"{key} {_shown(before)} to {_shown(after)}" for key, before, after in found["changes"]]
-    sentence = f"{name} changes {_listed(keys)} of {against}" if keys else f"{name} runs as {against} does"
-    if found["ignored"]:
-        sentence += f" ({_listed(found['ignored'])} differs too, and is read by nothing)"
-    for side in (record, baseline):
-        if side.outcome != "measured":
-            return f"{sentence}; {side.configuration.name} was {side.outcome}, so there is no effect to see."
-    peak = found["effect"].get("peak")
-    if peak is None:
-        return f"{sentence}; no valid point of both."
-    sentence += f": peak {peak['ratio'] - 1:+.1%}"
-    if single := found["effect"].get("single_stream"):
-        sentence += f", single stream {single['ratio'] - 1:+.1%}"
-    if len(found["changes"]) > 1:
-        sentence += "; confounded, because more than one thing changed"
-    return f"{sentence}. One start each: another start is needed before this is more than a hint."
+def _more_starts(groups: Sequence[Starts], winner: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Which configurations need a further start before the decision may be relied on."""
+    if winner is None:
+        return []
+    wanted = []
+    if winner["starts"] == 1:
+        why_one = "Its peak was read on the start that chose it; a fresh start is needed before it is quoted."
+        wanted.append((winner["configuration"], winner["host"], why_one))
+    if winner["verdict"] == "undecided":
+        there = {found.name: found for found in reversed(groups) if found.values(PEAK)}
+        told = f"Not told apart from {winner['configuration']}."
+        wanted += [(name, there[name].host, told) for name in winner["close"][:3] if name in there]
+        if winner["starts"] > 1:
+            wanted.append((winner["configuration"], winner["host"], "Not told apart from those that came close."))
+    return [{"configuration": name, "host": host, "starts": 1, "why": text} for name, host, text in wanted]
 
 
-def _notes(records: list[Record]) -> list[str]:
+def _notes(
+    groups: Sequence[Starts],
+    noise: Noise | None,
+    drifts: Sequence[Mapping[str, Any]],
+    found: Sequence[Mapping[str, Any]],
+) -> list[str]:
     notes = []
-    if any(record.simulated for record in records):
+    if any(record.simulated for starts in groups for record in starts.records):
         notes.append("The engine was simulated: these numbers come from a model of it, not from a GPU.")
-    if any(record.outcome == "measured" for record in records):
-        notes.append("One start a configuration: no interval, and close calls are not decided.")
+    if noise is not None and noise.assumed:
+        notes.append("One start a configuration: 2 % between starts is assumed, and close calls are not decided.")
+    elif noise is not None:
+        notes.append(
+            f"Starts of one configuration differ by {noise.deviation:.1%} (standard deviation, pooled, "
+            f"{noise.degrees} degrees of freedom)."
+        )
+    notes += [str(told["sentence"]) for told in drifts]
+    for starts in groups:
+        if starts.measured and starts.failures:
+            notes.append(
+                f"{starts.name} failed on {len(starts.failures)} of {len(starts.records)} starts: "
+                f"{starts.failures[0].failure.sentence if starts.failures[0].failure else 'no reason was recorded.'}"
+            )
+    wrong = [f"{e['configuration']}: {listed(e['ignored'])}" for e in found if e["ignored"]]
+    if wrong:
+        notes.append(f"Set, and not read by the engine: {'; '.join(wrong)}.")
     return notes
-
-
-def _listed(items: list[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "nothing"
-
-
-def _shown(value: Any) -> str:
-    return "unset" if value is None else str(value)

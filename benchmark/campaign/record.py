@@ -174,6 +174,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     """sha256 over `fingerprint_of`: the same inputs need no second measurement."""
     fingerprint_of: dict[str, Any] = {}
+    start_number: int = 1
+    """Which engine start of these inputs this is; starts are the replicates of an experiment."""
     created_at: str
     updated_at: str
     configuration: Configuration

@@ -11,11 +11,13 @@ import json
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ..engine import model_files
 from . import engine_http, gpus, holding, jobs, lease, processes, records
 from .rollback import restore
 from .services import configuration_of, manager_for
@@ -137,6 +139,26 @@ def _finish(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     return records.finish(settings, options.configuration, options.fingerprint)
 
 
+def _preflight(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from .preflight import preflight
+
+    return preflight(settings, options.yields)
+
+
+def _communication(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from .communication import communication
+
+    return communication(settings, _standard_input(), options.token)
+
+
+def _model(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    """Is the model's folder whole, for the user who asks? The folder stands where other verbs have a configuration."""
+    if not options.configuration:
+        raise HostError("Say which folder: model /srv/models/NAME.")
+    found = model_files.look_at(Path(options.configuration))
+    return {**asdict(found), "whole": found.whole}
+
+
 def _standard_input() -> dict[str, Any]:
     try:
         said = json.load(sys.stdin)
@@ -162,6 +184,9 @@ _VERBS = {
     "run-job": _run_job,
     "fail": _fail,
     "finish": _finish,
+    "model": _model,
+    "preflight": _preflight,
+    "communication": _communication,
 }
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-UNIT_MARK = "SHARDSWEEP_UNIT"
-"""Environment variable that each engine's processes carry. A child keeps it whatever session or process group it
-moves to (a compiler that outlives its engine does), so it finds what a process group does not."""
+UNIT_MARK, STATE_MARK = "SHARDSWEEP_UNIT", "SHARDSWEEP_STATE"
+"""Environment of each engine's processes: the unit, and the state folder that the unit belongs to (a machine may have
+several, with units of one name). A child keeps both whatever session or process group it moves to (a compiler that
+outlives its engine does), so they find what a process group does not."""
 
 _LISTEN = "0A"
 
@@ -66,29 +67,31 @@ def started_at(pid: int) -> float | None:
         return None
 
 
-def marked() -> dict[str, list[Process]]:
-    """{unit: its living processes}, found by the mark in their environment, wherever they have moved to.
+def marked(state: Path) -> dict[str, list[Process]]:
+    """{unit: its living processes} of a state folder, found by the marks in their environment.
 
     Another user's environment cannot be read without root; such a process is not ours to begin with.
     """
     found: dict[str, list[int]] = {}
-    prefix = f"{UNIT_MARK}=".encode()
+    belongs = f"{STATE_MARK}={state}".encode()
+    names = f"{UNIT_MARK}=".encode()
     for pid in pids():
         if pid == os.getpid():
             continue
         try:
-            environment = Path("/proc", str(pid), "environ").read_bytes()
+            environment = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        for variable in environment.split(b"\0"):
-            if variable.startswith(prefix):
-                found.setdefault(variable.removeprefix(prefix).decode(errors="replace"), []).append(pid)
+        if belongs in environment:
+            for variable in environment:
+                if variable.startswith(names):
+                    found.setdefault(variable.removeprefix(names).decode(errors="replace"), []).append(pid)
     return {unit: left for unit, candidates in found.items() if (left := alive(candidates))}
 
 
-def of_unit(unit: str) -> list[Process]:
-    """Every living process that carries the mark of this unit."""
-    return marked().get(unit, [])
+def of_unit(unit: str, state: Path) -> list[Process]:
+    """Every living process that carries the marks of this unit."""
+    return marked(state).get(unit, [])
 
 
 def of_cgroup(cgroup: str) -> list[Process]:

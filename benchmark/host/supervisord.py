@@ -1,7 +1,8 @@
 """Services under supervisor, as an ordinary user: for a rented container, a laptop, a test.
 
-One supervisord for the state folder, started when first needed and ended when nothing runs. Its socket has a
-relative name in that folder, because the path of a Unix socket holds 107 bytes and a checkout may lie deeper.
+One supervisord for the state folder, started when first needed and ended when nothing runs. Its socket lies in that
+folder too; both sides name it by their working directory, because the path of a Unix socket holds 107 bytes and a
+checkout may lie deeper.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _NO_SUCH_PROGRAM, _NOT_RUNNING, _ALREADY_STARTED, _ALREADY_ADDED, _STILL_RUNNING
 _CONFIGURATION = """\
 ; Managed by Shardsweep: one supervisord for the units of this folder.
 [unix_http_server]
-file = {socket}
+file = /proc/self/cwd/{socket}
 chmod = 0700
 
 [supervisord]
@@ -96,7 +97,7 @@ class Supervisord:
         )
 
     def processes(self, unit: str) -> list[Process]:
-        return of_unit(unit)
+        return of_unit(unit, self._settings.state)
 
     def units(self) -> list[str]:
         return sorted(file.stem for file in self._settings.unit_directory.glob("*.conf"))

@@ -59,7 +59,7 @@ def running(settings: Settings) -> dict[str, Any]:
 def serving_units(settings: Settings, manager: Manager, yields: list[str]) -> list[str]:
     """The engines that run now, or of which processes are left: ours, and those that make room."""
     ours = [unit for unit in manager.units() if configuration_of(unit)]
-    left = processes.marked()
+    left = processes.marked(settings.state)
     return [unit for unit in dict.fromkeys([*ours, *yields]) if unit in left or manager.state(unit).running]
 
 

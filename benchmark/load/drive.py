@@ -7,6 +7,7 @@ can wait until after.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import resource
 import time
@@ -19,7 +20,7 @@ import numpy as np
 
 from .prompts import Prompt, PromptSource
 from .rows import CANCELLED
-from .statistics import batch_half_width
+from .statistics import batch_edges, half_width
 from .target import Target, body_of
 from .wire.address import Wire, request_bytes
 from .wire.answers import ROUTES, reader
@@ -144,7 +145,8 @@ class Driver:
             temperature=self.workload.temperature,
         )
         request = request_bytes(self.wire, "POST", ROUTES[self.target.route], body, dict(self.target.headers))
-        self._prepared.append((index, prompt, request))
+        # Its bytes are all that is needed from here on; ids as Python objects would fill the memory.
+        self._prepared.append((index, dataclasses.replace(prompt, content=""), request))
 
     def send(self, connection: Connection, first_wave: bool = False, intended_ns: int | None = None) -> None:
         if not self._prepared:
@@ -223,8 +225,8 @@ class Driver:
         self._checked_ns = at_ns
         times = np.array([self.window.start_ns, *self._ended_ns], dtype=float)
         totals = np.array([self._tokens_at_start, *self._ended_tokens], dtype=float)
-        order = np.argsort(times, kind="stable")
-        self.half_width = batch_half_width(times[order], totals[order])
+        order = np.argsort(times, kind="stable")[batch_edges(len(times))]
+        self.half_width = half_width(times[order], totals[order])
         return self.half_width <= self.workload.half_width
 
     # The clockwork

@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import gc
 import resource
-import time
 from array import array
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -160,17 +159,13 @@ class _Observed:
     async def telemetry(self, driver: Driver) -> dict[str, Any]:
         if self.gpus is None:
             return {}
-        window = driver.window
-        tokens = _tokens_between(driver) if window.end_ns is not None else 0
-        return await self.gpus.finish(window.start_ns, window.end_ns, tokens)
+        return await self.gpus.finish(driver.window.start_ns, driver.window.end_ns)
 
-
-def _tokens_between(driver: Driver) -> float:
-    """Live count of output tokens inside the window, for energy a token."""
-    times = np.frombuffer(driver.sample_ns, dtype=np.int64)
-    totals = np.frombuffer(driver.sample_tokens, dtype=np.int64)
-    edges = np.interp((driver.window.start_ns, driver.window.end_ns), times, totals)
-    return float(edges[1] - edges[0])
+    async def stop(self) -> None:
+        """End what runs beside the client; what it saw stays."""
+        self.closed()
+        if self.gpus is not None:
+            await self.gpus.stop()
 
 
 async def _drive(
@@ -198,8 +193,11 @@ async def _drive(
     gc.disable()
     try:
         await driver.run()
-    except WireError as error:
-        raise TargetError(str(error)) from error
+    except BaseException as error:
+        await observed.stop()
+        if isinstance(error, WireError):
+            raise TargetError(str(error)) from error
+        raise
     finally:
         observed.closed()
         if collects:
@@ -253,6 +251,7 @@ def _client(driver: Driver) -> dict[str, Any]:
         "token_events": token_events,
         "shared_events_share": shared / token_events if token_events else None,
         "reads": wire.reads,
+        "unstamped_reads": wire.unstamped_reads,
         "reconnects": wire.reconnects,
         "loop": type(driver.loop).__module__,
         "started_monotonic_ns": driver.started_ns,
@@ -294,8 +293,3 @@ def estimate_seconds(workload: Workload, concurrency: int, tpot_seconds: float, 
     needed = answer * max(workload.minimum_requests, concurrency) / concurrency
     window = min(workload.window_seconds, max(workload.minimum_window_seconds, needed))
     return 2 * answer + max(window, workload.window_seconds if needed > workload.window_seconds else window)
-
-
-def now_seconds() -> float:
-    """The clock that all times here are of."""
-    return time.monotonic()

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from .rows import CANCELLED, RequestRow
-from .statistics import batch_half_width
+from .statistics import batch_edges, half_width
 
 
 class About(msgspec.Struct, kw_only=True):
@@ -94,7 +94,7 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
     steady = about.window_start_us is not None and about.window_end_us is not None
     window = (about.window_start_us, about.window_end_us) if steady else whole_us(kept)
     a, b = window
-    tokens, peak, half_width = _throughput(done, a, b)
+    tokens, peak, width = _throughput(done, a, b)
     open_loop = about.rate is not None
     counted = [row for row in done if not (row.first_wave and steady)]
     if open_loop:
@@ -115,7 +115,7 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
         e2e=np.array([row.done_us - row.intended_us for row in ended]) / 1e6,
         window_tokens=tokens,
         peak_tokens_per_second=peak,
-        half_width=half_width,
+        half_width=width,
         prompt_tokens_in_window=sum(
             row.prompt_tokens or 0 for row in done if row.token_us and a < row.token_us[0] <= b
         ),
@@ -126,9 +126,10 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
 
 def tpot_seconds(row: RequestRow) -> float | None:
     """Seconds a token after the first event; None for fewer than two events or an unknown number of tokens."""
-    if len(row.token_us) < 2 or not row.token_counts:
+    counts = row.counts
+    if len(counts) < 2:
         return None
-    tokens = row.token_counts[-1] - row.token_counts[0]
+    tokens = int(counts[-1] - counts[0])
     return (row.token_us[-1] - row.token_us[0]) / 1e6 / tokens if tokens > 0 else None
 
 
@@ -143,41 +144,33 @@ def whole_us(rows: list[RequestRow]) -> tuple[int, int]:
     return min(row.sent_us for row in rows), max(row.done_us for row in rows)
 
 
-def _arrivals(done: list[RequestRow]) -> tuple[np.ndarray, np.ndarray]:
-    """Times of all token events, sorted, and how many tokens each brought."""
-    known = [row for row in done if row.token_counts]
-    # Tokens without any token event (half a UTF-8 character, say) came with the end of the answer.
-    silent = [row for row in done if not row.token_counts and row.output_tokens]
-    times = np.concatenate(
-        [np.array([row.done_us for row in silent], dtype=np.int64)]
-        + [np.frombuffer(row.token_us, dtype=np.int64) for row in known]
-    )
-    brought = np.concatenate(
-        [np.array([row.output_tokens for row in silent], dtype=np.int64)]
-        + [np.diff(np.frombuffer(row.token_counts, dtype=np.int64), prepend=0) for row in known]
-    )
-    order = np.argsort(times, kind="stable")
-    return times[order], brought[order]
+GRID_US = 100_000
+"""The busiest second is looked for in steps of a tenth."""
+
+
+def _by(row: RequestRow, moments: np.ndarray) -> np.ndarray:
+    """Output tokens of a request that had come by each moment (microseconds, increasing)."""
+    counts = row.counts
+    if not len(counts):
+        # Tokens without any token event (half a UTF-8 character, say) came with the end of the answer.
+        return np.where(moments >= row.done_us, row.output_tokens or 0, 0)
+    return np.concatenate(([0], counts))[np.searchsorted(row.times, moments, side="right")]
 
 
 def _throughput(done: list[RequestRow], a: int, b: int) -> tuple[float, float | None, float]:
-    """Tokens inside (a, b], the most in a whole second of it, and the relative half-width of the rate."""
-    times, brought = _arrivals(done)
-    first, last = np.searchsorted(times, (a, b), side="right")
-    totals = np.concatenate(([0], np.cumsum(brought[first:last])))
-    if last <= first:
-        return 0.0, None, float("inf")
-    # The running total at the last event of each moment; at `a` it is zero.
-    points = np.concatenate(([a], times[first:last]))
-    peak = None
-    if b - a >= 1_000_000:
-        starts = np.append(points[points < b - 1_000_000], b - 1_000_000)
-        until = totals[np.searchsorted(points, starts + 1_000_000, side="right") - 1]
-        before = np.searchsorted(points, starts, side="left")
-        peak = float((until - np.where(before > 0, totals[before - 1], 0)).max())
+    """Tokens inside (a, b], the most in a second of it, and the relative half-width of the rate."""
     ends = np.array([a, *sorted(edge for row in done if a < (edge := _edge_us(row)) <= b)])
-    at_ends = totals[np.searchsorted(points, ends, side="right") - 1]
-    return float(totals[-1]), peak, batch_half_width(ends, at_ends)
+    batches = ends[batch_edges(len(ends))]
+    grid = np.arange(a, b + 1, GRID_US)
+    moments = np.concatenate(([a, b], batches, grid))
+    order = np.argsort(moments, kind="stable")
+    totals = np.zeros(len(moments), dtype=np.int64)
+    for row in done:
+        totals[order] += _by(row, moments[order])
+    at_batches, at_grid = totals[2 : 2 + len(batches)], totals[2 + len(batches) :]
+    steps = 1_000_000 // GRID_US
+    peak = float((at_grid[steps:] - at_grid[:-steps]).max()) if len(at_grid) > steps else None
+    return float(totals[1] - totals[0]), peak, half_width(batches, at_batches)
 
 
 def _edge_us(row: RequestRow) -> int:
@@ -190,16 +183,21 @@ def _gaps(done: list[RequestRow], a: int, b: int) -> np.ndarray:
     """Inter-token latencies in seconds. Where tokens per event are not known for sure, the gaps between events."""
     parts = []
     for row in done:
-        times = np.frombuffer(row.token_us, dtype=np.int64)
+        times = row.times
         first, last = np.searchsorted(times, (a, b), side="right")
         if last - first < 2:
             continue
-        gaps = np.diff(times[first:last]) / 1e6
-        if row.count_source == "reported":
-            brought = np.diff(np.frombuffer(row.token_counts, dtype=np.int64)[first:last])
-            gaps = np.repeat(gaps / brought, brought)
+        # Whole microseconds up to half a second are exact in 32 bits, and there are millions of gaps.
+        gaps = np.diff(times[first:last]).astype(np.float32)
+        if row.count_source == "reported" and row.token_counts:
+            brought = np.diff(row.counts[first:last])
+            gaps = np.repeat(gaps / brought.astype(np.float32), brought)
         parts.append(gaps)
-    return np.concatenate(parts) if parts else np.array([])
+    if not parts:
+        return np.array([], dtype=np.float32)
+    found = np.concatenate(parts)
+    found /= 1e6
+    return found
 
 
 def _good(ended: list[RequestRow], about: About) -> int | None:

@@ -28,7 +28,7 @@ class RowsError(ValueError):
 
 
 class RequestRow(msgspec.Struct, kw_only=True):
-    """One request. `token_us[i]` is when the i-th token event arrived, `token_counts[i]` the output tokens by then."""
+    """One request. `token_us[i]` is when the i-th token event arrived, `counts[i]` the output tokens by then."""
 
     index: int
     first_wave: bool
@@ -56,11 +56,26 @@ class RequestRow(msgspec.Struct, kw_only=True):
     """How `token_counts` are known: reported, one_each, interpolated, unknown (wire/answers.py)."""
     token_us: array
     token_counts: array
+    """See `counts`; empty where each event was one token, which is nearly always."""
     details: dict[str, Any] = {}
 
     @property
     def ok(self) -> bool:
         return self.error is None
+
+    @property
+    def times(self) -> np.ndarray:
+        """`token_us` for computing."""
+        return np.frombuffer(self.token_us, dtype=np.int64)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Output tokens after each token event; empty if they are not known."""
+        if self.count_source == "unknown":
+            return np.array([], dtype=np.int64)
+        if not self.token_counts:
+            return np.arange(1, len(self.token_us) + 1)
+        return np.frombuffer(self.token_counts, dtype=np.int64)
 
     @property
     def counted_tokens(self) -> int:
@@ -102,7 +117,7 @@ def row_of(exchange: Exchange, zero_ns: int, *, index: int, first_wave: bool, in
         first_content_us=since(answer.first_content_ns),
         count_source=source,
         token_us=array("q", times.tobytes()),
-        token_counts=counts,
+        token_counts=array("q") if counts and counts[-1] == len(counts) else counts,
         details=answer.server_details,
     )
 
@@ -110,7 +125,7 @@ def row_of(exchange: Exchange, zero_ns: int, *, index: int, first_wave: bool, in
 def write_requests(path: Path, rows: list[RequestRow], about: dict[str, Any] | None = None) -> None:
     """Write rows as JSON lines, compressed with zstd; the first line is `about`, what the point's summary needs.
 
-    Token times are differences (the first one since `sent_us`); counts are left out where each event was one token.
+    Token times and counts are differences (the first time since `sent_us`).
     """
     temporary = path.with_name(path.name + ".part")
     with temporary.open("wb") as raw, zstandard.ZstdCompressor(level=6).stream_writer(raw, closefd=False) as out:
@@ -155,10 +170,7 @@ def read_all(path: Path) -> tuple[dict[str, Any], list[RequestRow]]:
 def _packed(row: RequestRow) -> dict[str, Any]:
     fields = msgspec.structs.asdict(row)
     fields["token_us"] = _differences(row.token_us, row.sent_us)
-    if row.count_source == "one_each":
-        del fields["token_counts"]
-    else:
-        fields["token_counts"] = _differences(row.token_counts, 0)
+    fields["token_counts"] = _differences(row.token_counts, 0)
     return fields
 
 
@@ -180,5 +192,4 @@ def _sums(differences: list[int], start: int) -> array:
 
 def _unpacked(fields: dict[str, Any]) -> RequestRow:
     times = _sums(fields["token_us"], fields["sent_us"])
-    counts = array("q", range(1, len(times) + 1)) if "token_counts" not in fields else _sums(fields["token_counts"], 0)
-    return RequestRow(**{**fields, "token_us": times, "token_counts": counts})
+    return RequestRow(**{**fields, "token_us": times, "token_counts": _sums(fields["token_counts"], 0)})

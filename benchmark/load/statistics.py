@@ -20,13 +20,14 @@ _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
 
 def distribution(values: Sequence[float] | np.ndarray) -> Distribution | None:
     """A sample in numbers; None if it is empty. Percentiles are of type 7; p99 needs REQUESTS_FOR_P99 values."""
-    array = np.asarray(values, dtype=float)
+    array = np.asarray(values)
+    array = array if array.dtype.kind == "f" else array.astype(float)
     if not array.size:
         return None
     p50, p90, p95, p99 = (float(value) for value in np.percentile(array, (50, 90, 95, 99), method="linear"))
     return Distribution(
         count=int(array.size),
-        mean=float(array.mean()),
+        mean=float(array.mean(dtype=float)),
         p50=p50,
         p90=p90,
         p95=p95,
@@ -71,26 +72,28 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def batch_half_width(times: np.ndarray, totals: np.ndarray, batches: int = 10) -> float:
+def batch_edges(completions: int, batches: int = 10) -> np.ndarray:
+    """Which of so many completions (the first one opens the window) part it into runs of equally many."""
+    if completions < 2:
+        return np.arange(completions)
+    return np.unique(np.linspace(0, completions - 1, min(batches, completions - 1) + 1).astype(int))
+
+
+def half_width(times: np.ndarray, totals: np.ndarray) -> float:
     """Relative 95 % half-width of a rate, by batch means between completions.
 
-    The completions are dealt into `batches` runs of equally many; each run is a time and a number of tokens. With R
-    the overall rate, the variance of R is that of a ratio estimator (Cochran 1977, 2.11): sum (tokens - R time)^2 /
-    (n (n - 1) mean time^2). Edges on completions keep a batch from cutting steps or requests in two.
+    Each batch is a time and a number of tokens. With R the overall rate, the variance of R is that of a ratio
+    estimator (Cochran 1977, 2.11): sum (tokens - R time)^2 / (n (n - 1) mean time^2). Edges on completions keep a
+    batch from cutting steps or requests in two.
 
     Args:
-        times: of the completions, increasing; the first one opens the window.
+        times: of the batches' edges, increasing.
         totals: tokens by then.
 
     Returns:
         Half-width over rate; infinite for fewer than five batches with a duration.
     """
-    edges = (
-        np.unique(np.linspace(0, len(times) - 1, min(batches, len(times) - 1) + 1).astype(int)) if len(times) else []
-    )
-    if len(edges) < 6:
-        return math.inf
-    seconds, tokens = np.diff(times[edges]), np.diff(totals[edges])
+    seconds, tokens = np.diff(times).astype(float), np.diff(totals).astype(float)
     kept = seconds > 0
     count = int(kept.sum())
     if count < 5 or tokens.sum() <= 0:

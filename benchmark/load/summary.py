@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from ..campaign.record import Distribution, Flag, Point
+from ..campaign.record import Flag, Point
 from .checks import flags
 from .metrics import About, Figures, figures, whole_us
 from .rows import RequestRow, read_all
@@ -61,8 +62,15 @@ def _point(rows: list[RequestRow], about: About, found: Figures, noticed: list[F
         errors=dict(Counter(row.error for row in found.failed).most_common(20)),
         client=client,
         server=about.server,
-        telemetry=about.telemetry,
+        telemetry=_with_energy_per_token(about.telemetry, found),
     )
+
+
+def _with_energy_per_token(telemetry: dict[str, Any], found: Figures) -> dict[str, Any]:
+    joules = telemetry.get("energy_joules")
+    if joules is None or not found.output_tokens_per_second:
+        return telemetry
+    return {**telemetry, "energy_joules_per_token": joules / found.window_tokens}
 
 
 def reanalyse(path: Path) -> Point:
@@ -74,11 +82,3 @@ def reanalyse(path: Path) -> Point:
     about, rows = read_all(path)
     point = summarise(rows, About.from_mapping(about))
     return msgspec.structs.replace(point, raw=path.name)
-
-
-def describe(found: Distribution | None, unit: float = 1000.0) -> str:
-    """p50 and p99 in milliseconds, for a line of text."""
-    if found is None:
-        return "-"
-    p99 = "-" if found.p99 is None else f"{found.p99 * unit:.1f}"
-    return f"{found.p50 * unit:.1f}/{p99} ms"

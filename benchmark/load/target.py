@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from .wire.address import Wire, request_bytes
-from .wire.answers import ROUTES, error_text, reader
+from .wire.address import Wire, WireError, request_bytes
+from .wire.answers import ROUTES, reader
 from .wire.connection import ask
 from .wire.exchange import Exchange
 
@@ -93,6 +93,10 @@ async def detect(target: Target) -> Target:
     """
     if target.ready:
         return target
+    try:
+        Wire.to(target.base_url)
+    except WireError as error:
+        raise TargetError(str(error)) from error
     target = await _detect_kind(target)
     target = await _detect_model(target)
     routes = [target.route]
@@ -277,7 +281,3 @@ def _sum_loads(ranks: list[Any], running: str, waiting: str, tokens: str) -> dic
         "capacity": total("max_total_num_tokens") or None,
         "max_running": total("max_running_requests") or None,
     }
-
-
-def describe_error(exchange: Exchange) -> str:
-    return exchange.failure() or error_text(exchange.body)

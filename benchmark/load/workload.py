@@ -138,10 +138,10 @@ NAMED: dict[str, Workload] = {
     for work in (
         Workload(
             name="quick",
-            prompt_tokens=128,
-            output_tokens=32,
-            window_seconds=5.0,
-            minimum_window_seconds=2.0,
+            prompt_tokens=64,
+            output_tokens=16,
+            window_seconds=3.0,
+            minimum_window_seconds=1.5,
             minimum_requests=4,
             half_width=0.02,
             ramp_turnover=0.25,

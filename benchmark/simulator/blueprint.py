@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.engine import hardware, memory, models
+from benchmark.engine import budget, hardware, memory, models
 from benchmark.engine.layout import Layout
 from benchmark.engine.step import StepModel
 
@@ -57,8 +57,8 @@ class Blueprint:
     stage_weights: tuple[int, ...]
     """For each pipeline stage what a rank still holds once loaded."""
     mem_fraction: float
-    kv_pool_bytes: int
-    kv_bytes_per_token: int
+    stage_kv_bytes_per_token: tuple[int, ...]
+    """For each pipeline stage, of one rank."""
     token_capacity: int
     pools: int
     """Independent KV pools of `token_capacity` tokens each (attention DP and replicas)."""
@@ -73,6 +73,20 @@ class Blueprint:
     """(running requests, tokens of context of each) -> one step."""
     prefill_seconds: Callable[[int, int], float]
     """(new tokens, tokens already there) -> one chunk."""
+
+    def resolved(self) -> dict[str, Any]:
+        """Settings that the engine works out where the command line leaves them open."""
+        return {
+            "mem_fraction_static": self.mem_fraction,
+            "chunked_prefill_size": self.chunked_prefill_size,
+            "cuda_graph_max_bs": max(self.graph_batches, default=None),
+            "cuda_graph_bs": list(self.graph_batches) or None,
+        }
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of the largest stage's rank."""
+        return max(self.stage_kv_bytes_per_token)
 
     @property
     def weights_bytes(self) -> int:
@@ -124,14 +138,15 @@ def build(arguments: ServerArguments, hardware_name: str, environment: Mapping[s
         stage_tensors=stages,
         stage_weights=plan.stages,
         mem_fraction=plan.mem_fraction_static,
-        kv_pool_bytes=plan.kv_pool_bytes,
-        kv_bytes_per_token=plan.kv_bytes_per_token,
+        stage_kv_bytes_per_token=tuple(
+            budget.kv_bytes_per_token(shape, layout, stage, engine, host) for stage in range(layout.pp)
+        ),
         token_capacity=plan.token_capacity,
         pools=plan.pools,
         graph_bytes=plan.graph_bytes,
         graph_batches=graph_batches(plan.graph_max_batch),
         request_table_bytes=plan.request_table_bytes,
-        workspace_bytes=memory.WORKSPACE_BYTES,
+        workspace_bytes=memory.WORKSPACE_BYTES + budget.linear_state_bytes(shape, layout, engine),
         max_running_requests=plan.max_running_requests,
         chunked_prefill_size=plan.chunked_prefill_size,
         decode_seconds=lambda batch, context: step.decode_seconds(batch, context).expected,

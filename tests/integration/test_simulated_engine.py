@@ -99,6 +99,7 @@ def simulated(
     """A running engine; whatever it started is gone afterwards."""
     port = port or free_port()
     settings = {"GPU": folder / "gpus", "START_SECONDS": 0.4, "SPEED": 20} | environment
+    folder.mkdir(exist_ok=True)
     log = folder / f"engine-{port}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -198,6 +199,15 @@ class TestStart:
             int(pid) for pid in children
             if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )  # fmt: skip
+
+    def test_words_of_a_newer_release_and_attention_data_parallelism(self, tmp_path: Path) -> None:
+        arguments = ("--attn-dp-size", "8", "--tp-size", "8", "--mem-fraction-static", "0.94")
+        with simulated(tmp_path, *arguments, RELEASE="0.5.23") as engine:
+            assert "Init parallel begin." in engine.text()
+            assert "Capture target decode CUDA graph end." in engine.text()
+            assert engine.seen().figures["graph_bytes"] > 0
+            loads = engine.get("/v1/loads").json()
+            assert loads["dp_rank_count"] == len(loads["loads"]) == 8
 
     def test_pipeline_stages_are_ranks_of_their_own(self, tmp_path: Path) -> None:
         with simulated(tmp_path, "--pp-size", "8") as engine:
@@ -474,7 +484,9 @@ class TestScheduling:
         with simulated(tmp_path, *SPLIT, SPEED=5) as engine:
             body = {"input_ids": [50], "sampling_params": LONG, "stream": True}
             with engine.post("/generate", body, stream=True) as answer:
-                next(answer.iter_lines())
+                # Named, because the connection is closed with the generator.
+                lines = answer.iter_lines()
+                next(lines)
                 assert engine.get("/v1/loads").json()["aggregate"]["total_reqs"] == 1
             engine.wait_for(lambda: engine.get("/v1/loads").json()["aggregate"]["total_reqs"] == 0)
 
@@ -519,6 +531,15 @@ class TestStop:
             engine.wait_for(lambda: engine.held() > 8 * 60 * 2**30)
             engine.process.send_signal(signal.SIGTERM)
             assert engine.wait_exit(2) == -signal.SIGTERM
+            engine.wait_for(lambda: engine.held() == 0, 2)
+
+    def test_killing_one_rank_during_the_load(self, tmp_path: Path) -> None:
+        with simulated(tmp_path, *SPLIT, ready=False, FAULT="hang_load") as engine:
+            engine.wait_for(lambda: len(engine.ledger.holders()) == 8)
+            os.kill(engine.ledger.holders(5)[0].pid, signal.SIGKILL)
+            status, failure = failed(engine)
+            assert (status, failure.kind, failure.may_pass) == (1, "killed", True)
+            assert "Rank 5" in failure.sentence
             engine.wait_for(lambda: engine.held() == 0, 2)
 
     def test_killing_one_rank_ends_the_engine_as_captured(self, tmp_path: Path) -> None:
@@ -599,11 +620,26 @@ class TestFailedStarts:
                 assert str(port) in failure.sentence
 
     def test_a_foreign_process_on_one_gpu(self, tmp_path: Path) -> None:
-        ledger = Ledger(tmp_path / "gpus")
-        ledger.hold(2, 60 * 2**30, name="python", pid=os.getpid())
-        with simulated(tmp_path, *SPLIT, ready=False) as engine:
-            _, failure = failed(engine)
+        environment = os.environ | {"SHARDSWEEP_SIMULATED_GPU": str(tmp_path / "gpus")}
+        command = [sys.executable, "-m", "benchmark.simulator.hold", "2", "60G", "30"]
+        with subprocess.Popen(command, cwd=ROOT, env=environment) as foreign:
+            ends = time.monotonic() + 10
+            while Ledger(tmp_path / "gpus").used_bytes(2) != 60 * 2**30 and time.monotonic() < ends:
+                time.sleep(0.02)
+            with simulated(tmp_path, *SPLIT, ready=False) as engine:
+                _, failure = failed(engine)
+            foreign.kill()
         assert (failure.kind, failure.may_pass) == ("blocked_by_others", True)
+
+    def test_a_little_foreign_memory_costs_tokens(self, tmp_path: Path) -> None:
+        Ledger(tmp_path / "gpus").hold(2, 2**30, name="python", pid=os.getpid())
+        with simulated(tmp_path, *SPLIT) as engine:
+            assert engine.get("/health").status_code == 200
+            tokens = engine.seen().figures["kv_tokens"]
+            with simulated(tmp_path / "other", *SPLIT, GPU=tmp_path / "free") as undisturbed:
+                more = undisturbed.seen().figures["kv_tokens"]
+        # 0.88 GiB of cache less: 0.88 x 2^30 / 70272 bytes a token.
+        assert more - tokens == pytest.approx(0.88 * 2**30 / 70272, abs=2)
 
     def test_foreign_processes_on_every_gpu_are_named_by_pid(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path / "gpus")

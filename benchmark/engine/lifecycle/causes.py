@@ -72,7 +72,10 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
         ),
     ),
     (
-        re.compile(r"must be (?:an? )?divisible|is not divisible by|must be divisible by", re.IGNORECASE),
+        re.compile(
+            r"must be (?:an? )?divisible|is not divisible by|please make sure \(.*\) ?% ?\w+(?:=\d+)? == 0",
+            re.IGNORECASE,
+        ),
         plain(
             "does_not_divide",
             "The engine refuses the split: a width does not divide what it splits.",

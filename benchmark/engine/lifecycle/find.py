@@ -37,6 +37,9 @@ _SERIOUS = re.compile(
     r"hit an exception|\berror\b|fail|already in use|out of memory|NCCL WARN|crashed|died|timeout|timed out|oom-kill",
     re.IGNORECASE,
 )
+_REFUSALS = r"(?:ValueError|AssertionError|TypeError|KeyError|NotImplementedError|AttributeError|ZeroDivisionError)"
+"""What a start raises for a configuration it cannot run; the same start would raise it again."""
+_NOTHING = re.compile("").search("")
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -110,18 +113,27 @@ def _unnamed(lines: Sequence[Line]) -> Failure | None:
 
 
 def _traceback_failure(first: Line, last: str, block: Sequence[str]) -> Failure:
-    name = last.partition(":")[0][:100]
-    refused = first.stage == "process" and re.match(r"(?:ValueError|AssertionError|TypeError)\b", last)
-    stage = place(Case(first, re.match("", ""), block, {}))  # type: ignore[arg-type]
-    failure = Failure(
-        "refused" if refused else "crash",
-        stage,
-        f"The engine refuses the configuration: {shown(last)[:300]}"
-        if refused
-        else f"The engine failed with {name}: {shown(last.partition(':')[2]).strip()[:300] or 'no text'}.",
-        advice="Change what the message names." if refused else "Read the evidence; the first traceback is the cause.",
-        may_pass=not refused,
-    )
+    stage = place(Case(first, _NOTHING, block, {}))
+    name, _, said = last.partition(":")
+    if not said.strip() and len(block) > 1:
+        # A bare assertion says nothing; its source line does.
+        said = block[-2]
+    text = shown(said).strip()[:300] or "no text"
+    if stage not in ("warmup", "ready") and re.fullmatch(_REFUSALS, name):
+        failure = Failure(
+            "refused",
+            stage,
+            f"The engine refuses the configuration: {text}.",
+            advice="Change what the message names; trying again changes nothing.",
+        )
+    else:
+        failure = Failure(
+            "crash",
+            stage,
+            f"The engine failed with {name[:100]}: {text}.",
+            advice="Read the evidence; the first traceback is the cause.",
+            may_pass=True,
+        )
     return _with_evidence(failure, Line(last), block)
 
 

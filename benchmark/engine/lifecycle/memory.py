@@ -72,7 +72,8 @@ def _oom_pool(case: Case, what: str) -> Failure:
         "out_of_memory_pool",
         "kv",
         f"The KV pool that --mem-fraction-static asks for could not be allocated: {what}.",
-        advice=f"Lower --mem-fraction-static{lower}, or look for memory that something else holds.",
+        advice=f"Lower --mem-fraction-static{lower}, lower --context-length or --max-running-requests (the "
+        "request table), or look for memory that something else holds.",
     )
 
 

@@ -74,12 +74,12 @@ class Telemetry:
             file.seek(0)
             return file.read()
 
-    async def finish(self, start_ns: int | None, end_ns: int | None, tokens: float) -> dict[str, Any]:
-        """End the sampler and sum up the window (monotonic nanoseconds); `tokens` were made in it."""
+    async def finish(self, start_ns: int | None, end_ns: int | None) -> dict[str, Any]:
+        """End the sampler and sum up the window (monotonic nanoseconds)."""
         head, samples = parse(await self.stop())
         if start_ns is None or end_ns is None:
             return {}
-        return summary(head, samples, start_ns, end_ns, tokens, self.gpus)
+        return summary(head, samples, start_ns, end_ns, self.gpus)
 
 
 def parse(text: bytes) -> tuple[dict[str, Any], list[Sample]]:
@@ -98,7 +98,6 @@ def summary(
     samples: list[Sample],
     start_ns: int,
     end_ns: int,
-    tokens: float,
     gpus: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Figures over (start, end]: power and energy are sums over the GPUs, clocks and utilization means over them."""
@@ -128,7 +127,7 @@ def summary(
     found["memory_used_bytes_max"] = max((gpu["memory_bytes"] or 0 for gpu in flat), default=None)
     found["throttled_share"] = _throttled(flat)
     found.update(_pcie(inside, chosen))
-    found.update(_energy(inside, chosen, start_ns, end_ns, tokens))
+    found.update(_energy(inside, chosen, start_ns, end_ns))
     return found
 
 
@@ -169,8 +168,8 @@ def _host_cpu(samples: list[Sample]) -> dict[str, Any]:
     return {"host_cpu_share": (samples[-1]["busy"] - samples[0]["busy"]) / ticks} if ticks > 0 else {}
 
 
-def _energy(samples: list[Sample], chosen: list[int], start_ns: int, end_ns: int, tokens: float) -> dict[str, Any]:
-    """Joules over the window and per output token, or why they are not known.
+def _energy(samples: list[Sample], chosen: list[int], start_ns: int, end_ns: int) -> dict[str, Any]:
+    """Joules over the window, or why they are not known.
 
     From the GPUs' own energy counters where they have them, else by the trapezoidal rule over power; either way over
     the time from the first to the last sample, scaled to the window.
@@ -191,8 +190,6 @@ def _energy(samples: list[Sample], chosen: list[int], start_ns: int, end_ns: int
         joules += used
     joules *= (end_ns - start_ns) / 1e9 / span
     found["energy_joules"] = joules
-    if tokens > 0:
-        found["energy_joules_per_token"] = joules / tokens
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from .clock import realtime_offset_ns
+from .clock import keep_timestamps_on, realtime_offset_ns
 
 READ_BYTES = 1 << 18
 
@@ -24,10 +24,12 @@ class Wire:
     host: str
     port: int
     tls: bool = False
+    prefix: str = ""
+    """Path in front of every route, for a server behind a proxy."""
     offset_ns: int = field(default_factory=realtime_offset_ns)
-    clock: str = "kernel"
-    """"kernel" or "loop": where arrival times come from."""
     reads: int = 0
+    unstamped_reads: int = 0
+    """Reads without a time from the kernel: the loop's clock stands in."""
     shared_reads: int = 0
     """Reads that carried several token events: these share one time of arrival."""
     reconnects: int = 0
@@ -38,15 +40,37 @@ class Wire:
     addresses: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        keep_timestamps_on()
         self.buffer = memoryview(bytearray(READ_BYTES))
 
     @classmethod
     def to(cls, base_url: str) -> Wire:
+        """The way to an http or https address.
+
+        Raises:
+            WireError: it is none.
+        """
         parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise WireError(f"{base_url!r} is no address of a server; write http://HOST:PORT.")
         tls = parts.scheme == "https"
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls)
+        # An OpenAI client is given .../v1 as its address; here the routes have it.
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, port or (443 if tls else 80), tls, prefix)
+
+    @property
+    def authority(self) -> str:
+        """Host and port as they stand in a Host header."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def clock(self) -> str:
+        """Where the times of arrival come from: "kernel", or "loop" if more than one read in a hundred has none."""
+        return "loop" if self.tls or self.unstamped_reads * 100 > self.reads else "kernel"
 
     async def resolve(self) -> None:
         """Look the host up once, before any clock runs."""
@@ -63,7 +87,7 @@ def request_bytes(
     wire: Wire, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
 ) -> bytes:
     """A whole HTTP/1.1 request. `headers` come last and may not hold line ends."""
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {wire.host}:{wire.port}", "Accept: */*"]
+    lines = [f"{method} {wire.prefix}{path} HTTP/1.1", f"Host: {wire.authority}", "Accept: */*"]
     if body or method == "POST":
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     for name, value in (headers or {}).items():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import socket
 import time
 
 SO_TIMESTAMPNS = 35
@@ -21,3 +24,16 @@ def realtime_offset_ns(tries: int = 200) -> int:
         if after - before < best_width:
             best_width, best = after - before, real - (before + after) // 2
     return best
+
+
+@functools.cache
+def keep_timestamps_on() -> socket.socket:
+    """A socket that asks for timestamps as long as this process lives.
+
+    The kernel stamps packets only while some socket wants it, and begins a little after the first one asks: without
+    this the first packets of a measurement could come without a time.
+    """
+    asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with contextlib.suppress(OSError):
+        asking.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    return asking

@@ -68,7 +68,6 @@ class Connection:
 
     async def _open_one(self, family: int, address: Any) -> None:
         if self.wire.tls:
-            self.wire.clock = "loop"
             context = ssl.create_default_context()
             transport, _ = await self._loop.create_connection(
                 lambda: _Plain(self), *address[:2], ssl=context, server_hostname=self.wire.host
@@ -79,10 +78,9 @@ class Connection:
         raw.setblocking(False)
         try:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
+            with contextlib.suppress(OSError):
+                # Where it is refused, reads come without a time and are counted.
                 raw.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-            except OSError:
-                self.wire.clock = "loop"
             await self._loop.sock_connect(raw, address)
         except BaseException:
             raw.close()
@@ -199,7 +197,7 @@ class Connection:
                 at_ns = seconds * 1_000_000_000 + rest - wire.offset_ns
                 break
         else:
-            wire.clock = "loop"
+            wire.unstamped_reads += 1
             at_ns = time.monotonic_ns()
         self.received(wire.buffer[:size], at_ns)
 

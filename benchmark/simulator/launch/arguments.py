@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,13 @@ class ServerArguments:
         """The given settings as a configuration's `engine` mapping."""
         return dict(self.given)
 
-    def shown(self) -> str:
-        """The log line's text: ServerArgs(model_path='...', ...). Secrets stand in it, as in the engine's."""
-        return "ServerArgs(" + ", ".join(f"{key}={value!r}" for key, value in self.values.items()) + ")"
+    def shown(self, resolved: Mapping[str, Any] | None = None) -> str:
+        """The log line's text: ServerArgs(model_path='...', ...). Secrets stand in it, as in the engine's.
+
+        `resolved` are settings that the engine works out before it prints them.
+        """
+        values = self.values | dict(resolved or {})
+        return "ServerArgs(" + ", ".join(f"{key}={value!r}" for key, value in values.items()) + ")"
 
 
 def build_parser(release: str) -> argparse.ArgumentParser:

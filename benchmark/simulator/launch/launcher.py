@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmark.engine.hardware import UnknownHardware
 from benchmark.engine.models import UnknownModel
@@ -57,15 +58,17 @@ def launch(arguments: Sequence[str], settings: Settings, began: float) -> Starte
             _announce(server_arguments, settings, began)
         texts.write(texts.traceback(where, last) + "\n")
         return 1
-    _announce(server_arguments, settings, began)
+    _announce(server_arguments, settings, began, blueprint.resolved())
     return _start_ranks(blueprint, settings, began)
 
 
-def _announce(arguments: ServerArguments, settings: Settings, began: float) -> None:
+def _announce(
+    arguments: ServerArguments, settings: Settings, began: float, resolved: Mapping[str, Any] | None = None
+) -> None:
     time.sleep(max(0.0, began + SERVER_ARGUMENTS * settings.start_seconds - time.monotonic()))
     if (arguments["pp_size"] or 1) > 1:
         texts.log("Pipeline parallelism is incompatible with overlap schedule.")
-    texts.log(f"server_args={arguments.shown()}")
+    texts.log(f"server_args={arguments.shown(resolved)}")
     texts.log("Using default HuggingFace chat template with detected content format: string")
 
 

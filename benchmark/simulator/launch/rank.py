@@ -40,6 +40,10 @@ class Start:
     delay: float = 0.0
 
     @property
+    def words(self) -> texts.Words:
+        return texts.words(self.blueprint.arguments.release)
+
+    @property
     def ledger(self) -> Ledger | None:
         return Ledger(self.settings.ledger) if self.settings.ledger else None
 
@@ -110,7 +114,7 @@ def run(start: Start, parent: int, answer: int) -> None:
 def _start(start: Start) -> None:
     blueprint = start.blueprint
     start.wait_until(DISTRIBUTED_BEGIN)
-    start.log("Init torch distributed begin.")
+    start.log(f"{start.words.distributed} begin.")
     _init_distributed(start)
     start.wait_until(LOAD_BEGIN)
     _load_weights(start)
@@ -238,23 +242,20 @@ def _read_checkpoint(start: Start) -> None:
         texts.write("\n")
 
 
-def _pool_bytes(start: Start) -> int:
-    """The KV pool beside what others hold: rest = free after weights - (1 - f) x free before."""
-    return int(start.blueprint.kv_pool_bytes - start.blueprint.mem_fraction * max(start.foreign))
-
-
 def token_capacity(start: Start) -> int:
-    """Tokens of the KV pool, less what others' memory takes of it."""
-    if not any(start.foreign):
-        return start.blueprint.token_capacity
-    limit = start.blueprint.token_capacity
-    return max(0, min(limit, _pool_bytes(start) // max(1, start.blueprint.kv_bytes_per_token)))
+    """Tokens of the KV pool: the plan's, less what others' memory takes of the fraction on the worst GPU."""
+    blueprint = start.blueprint
+    tokens, taken = blueprint.token_capacity, blueprint.mem_fraction * max(start.foreign)
+    if not taken:
+        return tokens
+    return max(0, min(int(tokens - taken / max(1, cell)) for cell in blueprint.stage_kv_bytes_per_token))
 
 
 def _allocate_pool(start: Start) -> None:
     start.log("Using KV cache dtype: torch.bfloat16", everyone=False)
-    size, tokens = _pool_bytes(start), token_capacity(start)
-    if size <= 0 or tokens <= 0:
+    tokens = token_capacity(start)
+    size = tokens * start.blueprint.stage_kv_bytes_per_token[start.rank.pp]
+    if size <= 0:
         raise EngineError("kv", "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.")
     start.allocate(size, "kv")
     start.allocate(start.blueprint.request_table_bytes, "kv")
@@ -268,8 +269,9 @@ def _capture_graphs(start: Start) -> None:
     batches = blueprint.graph_batches
     began = time.monotonic()
     start.allocate(blueprint.workspace_bytes, "graphs")
-    start.log(f"Capture cuda graph begin. This can take up to several minutes. avail mem={start.available()}")
-    start.log(f"Capture cuda graph bs {list(batches)}", everyone=False)
+    start.log(start.words.graph_begin.format(batches=list(batches), free=start.available()))
+    if not start.words.newer:
+        start.log(f"Capture cuda graph bs {list(batches)}", everyone=False)
     shown = start.rank.index == 0
     bar = "Capturing batches (bs={} avail_mem={}): {:3d}%|{:<10}| {}/{} [00:00<00:00, 20.00it/s]"
     if shown:
@@ -289,6 +291,7 @@ def _capture_graphs(start: Start) -> None:
         done = bar.format(batches[0], start.available(), 100, "█" * 10, len(batches), len(batches))
         texts.write("\r" + done + "\n")
     start.log(
-        f"Capture cuda graph end. Time elapsed: {time.monotonic() - began:.2f} s. "
-        f"mem usage={blueprint.graph_bytes / GIB:.2f} GB. avail mem={start.available()}."
+        start.words.graph_end.format(
+            seconds=time.monotonic() - began, size=blueprint.graph_bytes / GIB, free=start.available()
+        )
     )

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmark.engine import flags
+
 GIB = 1 << 30
 
 _SITE = "/opt/sglang/venv/lib/python3.12/site-packages"
@@ -104,6 +106,35 @@ FRAMES: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
         ("entrypoints/engine.py", 1307, "_compute_parallelism_ranks", "tp_rank"),
     ),
 }
+
+
+@dataclass(frozen=True)
+class Words:
+    """What changed in the start-up lines between releases."""
+
+    newer: bool
+    distributed: str
+    graph_begin: str
+    graph_end: str
+
+
+_OLDER_WORDS = Words(
+    False,
+    "Init torch distributed",
+    "Capture cuda graph begin. This can take up to several minutes. avail mem={free}",
+    "Capture cuda graph end. Time elapsed: {seconds:.2f} s. mem usage={size:.2f} GB. avail mem={free}.",
+)
+_NEWER_WORDS = Words(
+    True,
+    "Init parallel",
+    "Capture target decode CUDA graph begin. backend=full, bs={batches}, avail mem={free}",
+    "Capture target decode CUDA graph end. elapsed={seconds:.2f} s, mem usage={size:.2f} GB, avail mem={free}.",
+)
+
+
+def words(release: str) -> Words:
+    """0.5.11 is captured and 0.5.23 read; where between them the words changed is not known to the day."""
+    return _NEWER_WORDS if flags.release_at_least(release, "0.5.20") else _OLDER_WORDS
 
 
 class EngineError(Exception):

@@ -80,6 +80,8 @@ class Scheduler:
 
     waiting: deque[Request] = field(default_factory=deque)
     running: list[Request] = field(default_factory=list)
+    prefilling: list[Request] = field(default_factory=list)
+    """In the prefill step that runs now."""
     chunked: Request | None = None
     cache: RadixCache = field(default_factory=RadixCache)
     counters: Counters = field(default_factory=Counters)
@@ -110,7 +112,7 @@ class Scheduler:
             self._wake.set()
 
     def idle(self) -> bool:
-        return not (self.running or self.waiting or self.chunked)
+        return not (self.running or self.waiting or self.prefilling or self.chunked)
 
     def flush(self) -> bool:
         """Empties the prefix cache; refuses (False) while anything runs or waits."""
@@ -124,12 +126,15 @@ class Scheduler:
         return self.cache.locked + self._private
 
     def running_requests(self) -> int:
-        return len(self.running) + (self.chunked is not None)
+        """Requests that are in the batch, decoding or being prefilled."""
+        waiting_for_more = self.chunked is not None and self.chunked not in self.prefilling
+        return len(self.running) + len(self.prefilling) + waiting_for_more
 
     # The loop.
 
     async def run(self) -> None:
         """Steps for ever. A failure ends it by `on_failure`."""
+        self._clock = time.monotonic()
         while True:
             self._drop_aborted()
             if self.idle() or not self.alive:
@@ -153,7 +158,9 @@ class Scheduler:
             self._log_prefill(batch, new)
             seconds = self.prefill_seconds(new, _context_of_chunk(batch, new)) / self.speed
             self.counters.busy_prefill += seconds
+            self.prefilling = [request for request, _ in batch]
             await self._pass(seconds)
+            self.prefilling = []
             self._finish_prefill(batch)
         elif self.running:
             self._make_room()

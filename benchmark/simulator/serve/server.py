@@ -29,6 +29,8 @@ DRAIN_LOOK_SECONDS = 0.5
 """Between two looks at what still runs after SIGTERM (the engine looks every 5 s)."""
 DRAIN_LOG_SECONDS = 5.0
 ACTIVITY_SECONDS = 0.5
+WARMUP_SHARE = 0.1
+"""Of the whole start, at least: in it the port answers, and /health says 503."""
 PREFILL_POWER, DECODE_POWER, IDLE_POWER = 0.92, 0.58, 0.0
 
 _LOG_CONFIG = {
@@ -135,8 +137,8 @@ class _Service:
         await self.listening.wait()
         self._install_signals(asyncio.get_running_loop())
         if not arguments["skip_server_warmup"]:
-            target = self.began + self.settings.start_seconds
-            await asyncio.sleep(max(0.0, target - time.monotonic()))
+            left = self.began + self.settings.start_seconds - time.monotonic()
+            await asyncio.sleep(max(left, WARMUP_SHARE * self.settings.start_seconds))
             prompt = self.engine.encode("The capital city of France is")
             body = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
             request = self.engine.request(prompt, body, stream=False, default_max=8)

@@ -96,12 +96,7 @@ def _memory(engine: Engine) -> dict[str, Any]:
 def resolved_arguments(engine: Engine) -> dict[str, Any]:
     """Every setting with the values that the engine settled on. Keys stand in it as in the real answer."""
     blueprint = engine.blueprint
-    return dict(blueprint.arguments.values) | {
-        "mem_fraction_static": blueprint.mem_fraction,
-        "chunked_prefill_size": blueprint.chunked_prefill_size,
-        "max_running_requests": blueprint.arguments["max_running_requests"],
-        "cuda_graph_bs": list(blueprint.graph_batches) or None,
-    }
+    return dict(blueprint.arguments.values) | blueprint.resolved()
 
 
 async def server_info(http: HttpRequest) -> Response:
@@ -147,7 +142,7 @@ async def loads(http: HttpRequest) -> Response:
     running, waiting = scheduler.running_requests(), len(scheduler.waiting)
     used = scheduler.used_tokens()
     pending = sum(request.length() for request in scheduler.waiting)
-    usage = round(used / max(1, engine.token_capacity), 4)
+    usage = round(used / max(1, scheduler.limits.capacity), 4)
     memory = _memory(engine)
     seen = counters.cached + counters.prefilled
     throughput = round(counters.throughput, 2) if running else 0.0
@@ -195,11 +190,17 @@ async def loads(http: HttpRequest) -> Response:
         {
             "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
             "version": engine.release,
-            "dp_rank_count": 1,
-            "loads": [load],
+            "dp_rank_count": engine.blueprint.pools,
+            "loads": [_share(load, number, engine.blueprint.pools) for number in range(engine.blueprint.pools)],
             "aggregate": aggregate,
         }
     )
+
+
+def _share(load: dict[str, Any], number: int, pools: int) -> dict[str, Any]:
+    """One attention-DP rank's part of what runs and waits; requests go round."""
+    counts = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "num_total_tokens", "num_total_reqs")
+    return load | {key: load[key] // pools + (number < load[key] % pools) for key in counts}
 
 
 async def get_load(http: HttpRequest) -> Response:

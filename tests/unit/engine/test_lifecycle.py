@@ -214,6 +214,24 @@ class TestReportedFailures:
         assert failure.kind == kind
         assert line[:60] in failure.evidence[0]
 
+    def test_a_bare_assertion_is_told_by_its_source_line(self) -> None:
+        failure = failure_of(crash("    assert num_heads % attn_tp_size == 0", "AssertionError"))
+        assert (failure.kind, failure.may_pass) == ("refused", False)
+        assert "assert num_heads % attn_tp_size == 0" in failure.sentence
+
+    def test_an_expert_group_that_leaves_ranks_out(self) -> None:
+        failure = failure_of(crash("    assert self.cpu_group is not None", "AssertionError"))
+        assert failure.kind == "ep_does_not_divide"
+
+    def test_a_block_that_the_quantization_cannot_split(self) -> None:
+        failure = failure_of(
+            crash(
+                "ValueError: For quantized MoE models, please make sure (moe_intermediate_size=1536 / moe_tp_size=8) % "
+                "weight_block_size_n=128 == 0 where moe_tp_size is tp_size (8) divided by ep_size (1)."
+            )
+        )
+        assert (failure.kind, failure.may_pass) == ("does_not_divide", False)
+
     def test_the_newer_words_for_no_room_name_the_least_fraction_themselves(self) -> None:
         failure = failure_of(
             crash(

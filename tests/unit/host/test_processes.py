@@ -5,12 +5,13 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from benchmark.host import processes
 
 
-def child(*, unit: str | None = None, session: bool = False) -> subprocess.Popen:
-    environment = os.environ | ({processes.UNIT_MARK: unit} if unit else {})
+def child(state: Path, *, unit: str, session: bool = False) -> subprocess.Popen:
+    environment = os.environ | {processes.UNIT_MARK: unit, processes.STATE_MARK: str(state)}
     code = "import time; print('up', flush=True); time.sleep(60)"
     started = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, start_new_session=session, stdout=subprocess.PIPE
@@ -19,27 +20,29 @@ def child(*, unit: str | None = None, session: bool = False) -> subprocess.Popen
     return started
 
 
-def test_a_unit_owns_what_left_its_process_group():
-    mine, moved, other = child(unit="sglang-x"), child(unit="sglang-x", session=True), child(unit="sglang-xy")
+def test_a_unit_owns_what_left_its_process_group(tmp_path):
+    mine, moved = child(tmp_path, unit="sglang-x"), child(tmp_path, unit="sglang-x", session=True)
+    other, elsewhere = child(tmp_path, unit="sglang-xy"), child(tmp_path / "other", unit="sglang-x")
     try:
-        assert {process.pid for process in processes.of_unit("sglang-x")} == {mine.pid, moved.pid}
-        processes.kill(processes.of_unit("sglang-x"))
+        assert {process.pid for process in processes.of_unit("sglang-x", tmp_path)} == {mine.pid, moved.pid}
+        processes.kill(processes.of_unit("sglang-x", tmp_path))
         for process in (mine, moved):
             assert process.wait(10) == -9
-        assert processes.of_unit("sglang-x") == []
-        assert [process.pid for process in processes.of_unit("sglang-xy")] == [other.pid]
+        assert processes.of_unit("sglang-x", tmp_path) == []
+        assert [process.pid for process in processes.of_unit("sglang-xy", tmp_path)] == [other.pid]
+        assert elsewhere.poll() is None
     finally:
-        for process in (mine, moved, other):
+        for process in (mine, moved, other, elsewhere):
             process.kill()
             process.wait()
 
 
-def test_a_zombie_holds_nothing():
-    dead = child(unit="sglang-z")
+def test_a_zombie_holds_nothing(tmp_path):
+    dead = child(tmp_path, unit="sglang-z")
     dead.kill()
     time.sleep(0.2)
     assert processes.describe(dead.pid) is None
-    assert processes.of_unit("sglang-z") == []
+    assert processes.of_unit("sglang-z", tmp_path) == []
     dead.wait()
 
 

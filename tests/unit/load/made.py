@@ -12,8 +12,7 @@ WORKLOAD = {"name": "w", "kind": "random_ids", "ignore_eos": True, "half_width":
 
 def row(index=0, sent=0, tokens=(), *, done=None, counts=None, source=None, **more) -> RequestRow:
     """A request; times in milliseconds. `tokens`: arrival of each token event, `counts`: tokens by then."""
-    counts = list(range(1, len(tokens) + 1)) if counts is None else counts
-    total = counts[-1] if counts else 0
+    total = len(tokens) if counts is None else counts[-1] if counts else 0
     values = {
         "index": index,
         "first_wave": False,
@@ -35,7 +34,7 @@ def row(index=0, sent=0, tokens=(), *, done=None, counts=None, source=None, **mo
         "first_content_us": round(1000 * tokens[0]) if tokens else None,
         "count_source": source or "one_each",
         "token_us": array("q", [round(1000 * at) for at in tokens]),
-        "token_counts": array("q", counts),
+        "token_counts": array("q", counts or []),
     }
     return RequestRow(**{**values, **more})
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmark.load.metrics import figures, tpot_seconds
-from benchmark.load.statistics import batch_half_width, bootstrap_interval, distribution, t95, t_interval
+from benchmark.load.statistics import batch_edges, bootstrap_interval, distribution, half_width, t95, t_interval
 from benchmark.load.summary import summarise
 
 from .made import about, row
@@ -187,21 +187,28 @@ def test_bootstrap_is_repeatable_and_holds_the_median():
 
 
 def test_half_width_of_a_steady_rate_is_zero():
-    times = np.arange(0, 21.0)
-    assert batch_half_width(times, 100 * times) == pytest.approx(0)
+    times = np.arange(0, 11.0)
+    assert half_width(times, 100 * times) == pytest.approx(0)
 
 
 def test_half_width_by_hand():
     """Ten batches of one second, of 90 and 110 tokens in turn: R = 100, sum of squares 10 x 100,
     error sqrt(1000 / 90) = 3.333, t(9) = 2.262: 7.54 %."""
     totals = np.concatenate(([0], np.cumsum([90, 110] * 5)))
-    assert batch_half_width(np.arange(11.0), totals) == pytest.approx(0.0754, abs=1e-4)
+    assert half_width(np.arange(11.0), totals) == pytest.approx(0.0754, abs=1e-4)
+
+
+def test_batch_edges():
+    """21 completions part into ten runs of two; seven into six of one."""
+    assert batch_edges(21).tolist() == list(range(0, 21, 2))
+    assert batch_edges(7).tolist() == list(range(7))
+    assert batch_edges(0).tolist() == []
 
 
 def test_half_width_needs_five_batches():
-    assert batch_half_width(np.arange(5.0), np.arange(5.0)) == math.inf
-    assert batch_half_width(np.array([]), np.array([])) == math.inf
-    assert batch_half_width(np.zeros(20), np.arange(20.0)) == math.inf
+    assert half_width(np.arange(5.0), np.arange(5.0)) == math.inf
+    assert half_width(np.array([]), np.array([])) == math.inf
+    assert half_width(np.zeros(20), np.arange(20.0)) == math.inf
 
 
 def test_busiest_second():
@@ -209,3 +216,12 @@ def test_busiest_second():
     made = row(0, 0, (100, 1100, *range(1550, 2451, 100)))
     assert figures([made], about(0, 2500)).peak_tokens_per_second == 10
     assert figures([made], about(0, 900)).peak_tokens_per_second is None
+
+
+def test_energy_a_token():
+    """Four tokens inside the window, 10 J: 2.5 J each."""
+    made = row(0, 0, (100, 200, 300, 400))
+    assert (
+        summarise([made], about(0, 1000, telemetry={"energy_joules": 10.0})).telemetry["energy_joules_per_token"] == 2.5
+    )
+    assert "energy_joules_per_token" not in summarise([made], about(0, 1000)).telemetry

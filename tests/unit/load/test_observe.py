@@ -97,10 +97,9 @@ def samples(make, count=11, gap=1_000_000_000):
 
 
 def test_energy_by_power():
-    """Two GPUs at 300 and 100 W for 10 s: 4,000 J; 2,000 tokens: 2 J each."""
-    found = telemetry.summary(HEAD, samples(lambda i: [gpu(300.0), gpu(100.0)]), 0, 10 * 10**9, 2000)
+    """Two GPUs at 300 and 100 W for 10 s: 4,000 J."""
+    found = telemetry.summary(HEAD, samples(lambda i: [gpu(300.0), gpu(100.0)]), 0, 10 * 10**9)
     assert found["energy_joules"] == pytest.approx(4000)
-    assert found["energy_joules_per_token"] == pytest.approx(2)
     assert found["power_watts_mean"] == pytest.approx(400)
     assert found["power_share_of_limit"] == pytest.approx(1 / 3)
     assert found["host_cpu_share"] == pytest.approx(0.25)
@@ -108,47 +107,44 @@ def test_energy_by_power():
 
 def test_energy_by_the_counter_where_there_is_one():
     found = telemetry.summary(
-        HEAD, samples(lambda i: [gpu(joules=1000.0 + 250 * i), gpu(joules=7.0 + 50 * i)]), 0, 10**10, 0
+        HEAD, samples(lambda i: [gpu(joules=1000.0 + 250 * i), gpu(joules=7.0 + 50 * i)]), 0, 10**10
     )
     assert found["energy_joules"] == pytest.approx(3000)
-    assert "energy_joules_per_token" not in found
 
 
 def test_only_the_chosen_gpus_count():
-    found = telemetry.summary(HEAD, samples(lambda i: [gpu(300.0), gpu(100.0)]), 0, 10**10, 1, gpus=[1])
+    found = telemetry.summary(HEAD, samples(lambda i: [gpu(300.0), gpu(100.0)]), 0, 10**10, gpus=[1])
     assert found["power_watts_mean"] == pytest.approx(100)
     assert [item["index"] for item in found["gpus"]] == [1]
 
 
 def test_a_gap_blanks_the_energy_and_nothing_else():
     taken = [s for s in samples(lambda i: [gpu(), gpu()]) if s["at_ns"] not in (4 * 10**9, 5 * 10**9)]
-    found = telemetry.summary(HEAD, taken, 0, 10**10, 2000)
+    found = telemetry.summary(HEAD, taken, 0, 10**10)
     assert "energy_joules" not in found
     assert found["energy_unknown"] == "no sample for 3.0 s of the window"
     assert found["power_watts_mean"] == pytest.approx(600)
 
 
 def test_only_samples_inside_the_window():
-    found = telemetry.summary(HEAD, samples(lambda i: [gpu(100.0 * i), gpu(0.0)]), 3 * 10**9, 5 * 10**9, 1)
+    found = telemetry.summary(HEAD, samples(lambda i: [gpu(100.0 * i), gpu(0.0)]), 3 * 10**9, 5 * 10**9)
     assert found["power_watts_mean"] == pytest.approx(400)
 
 
 def test_throttling():
-    found = telemetry.summary(
-        HEAD, samples(lambda i: [gpu(reasons=0x40 if i < 5 else 0), gpu(reasons=0x4)]), 0, 10**10, 1
-    )
+    found = telemetry.summary(HEAD, samples(lambda i: [gpu(reasons=0x40 if i < 5 else 0), gpu(reasons=0x4)]), 0, 10**10)
     assert found["throttled_share"] == {"hardware_thermal": pytest.approx(5 / 22), "power_cap": pytest.approx(0.5)}
 
 
 def test_what_a_gpu_does_not_tell_is_left_out():
     nothing = dict.fromkeys(gpu())
-    found = telemetry.summary(HEAD, samples(lambda i: [nothing, nothing]), 0, 10**10, 1)
+    found = telemetry.summary(HEAD, samples(lambda i: [nothing, nothing]), 0, 10**10)
     assert found["utilization_mean"] is None
     assert found["energy_unknown"] == "GPU 0 tells neither energy nor power"
 
 
 def test_absent_nvml_is_said_and_no_error():
-    found = telemetry.summary({"absent": "no library"}, samples(lambda i: []), 0, 10**10, 1)
+    found = telemetry.summary({"absent": "no library"}, samples(lambda i: []), 0, 10**10)
     assert found["absent"] == "no library"
     assert found["host_cpu_share"] == pytest.approx(0.25)
 
@@ -196,7 +192,7 @@ def test_the_sampler_with_a_simulated_nvml(tmp_path, monkeypatch):
     head, taken = asyncio.run(sample())
     assert head["driver"] == "580.1"
     assert [item["power_limit_watts"] for item in head["gpus"]] == [600.0, 600.0]
-    found = telemetry.summary(head, taken, taken[0]["at_ns"], taken[-1]["at_ns"], 0)
+    found = telemetry.summary(head, taken, taken[0]["at_ns"], taken[-1]["at_ns"])
     assert found["power_watts_mean"] == pytest.approx(500)
     assert found["sm_clock_mhz_mean"] == 1701
     assert found["pcie_to_gpu_bytes_per_second_mean"] == 2000 * 1024

@@ -1,0 +1,313 @@
+"""Each experiment: what differs from what it is held against, what that did, whether the hypothesis stands. Pure.
+
+Each objective is tested over all experiments together (Holm), with the noise between starts pooled.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..engine.configuration import difference
+from ..engine.rules import dead_flags
+from .objectives import Objective, Starts
+from .record import Record
+from .statistics import TIE, Effect, Noise, effect, holm_levels, look_error, look_of, more_starts, pooled_noise, verdict
+
+_NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
+_SUBJECTS = (
+    ("single_stream", r"streams?\b|single user|one user|per user"),
+    ("ttft", r"\bttft\b|first token"),
+    ("prefill", r"prefill|prompt tokens"),
+    ("tokens_per_joule", r"joule|energy|power"),
+    ("goodput", r"goodput"),
+    ("peak", r"peak|total|throughput|aggregate"),
+)
+_SPLIT = "the split (tp_size and pp_size)"
+_TOGETHER = (
+    (("tp_size", "pp_size"), _SPLIT),
+    (("enable_dp_attention", "dp_size"), "attention replicas (enable_dp_attention and dp_size)"),
+)
+_UP = r"\b(rais|ris|rose|fast|high|more|better|improv|gain|increas|grow|quick|wider)"
+_DOWN = r"\b(lower|slow|less|fall|fell|drop|worse|decreas|shrink|cost)"
+_NOT = r"\b(no|not|never|without|neither|nor)\b"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a hypothesis says of one objective."""
+
+    objective: str
+    better: bool
+
+
+def claims(hypothesis: str | None) -> list[Claim]:
+    """What a hypothesis claims, read clause by clause; that the peak is higher if nothing else can be read.
+
+    "A single stream is faster; the total is lower" claims a better single stream and a worse peak.
+    """
+    found: dict[str, Claim] = {}
+    for clause in re.split(r"[;,.:]|\band\b|\bbut\b|\bso\b|\bwhile\b|\bbecause\b", (hypothesis or "").lower()):
+        subject = next((name for name, words in _SUBJECTS if re.search(words, clause)), None)
+        up, down = re.search(_UP, clause), re.search(_DOWN, clause)
+        if subject is None or bool(up) == bool(down) or re.search(_NOT, clause):
+            continue
+        # Of a time, lower is better.
+        better = bool(up) if subject != "ttft" else bool(down) or "fast" in clause
+        found.setdefault(subject, Claim(subject, better))
+    return list(found.values()) or [Claim("peak", True)]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides by one objective; `level` is the chance at which it is judged, after Holm and looks."""
+
+    ours: Starts
+    theirs: Starts
+    by: Objective
+    effect: Effect
+    noise: Noise
+    level: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.effect.interval(self.level)
+
+    @property
+    def verdict(self) -> str:
+        return verdict(*self.interval, more_is_better=self.by.more_is_better)
+
+    @property
+    def more_starts(self) -> int | None:
+        return more_starts(self.effect, self.noise, self.level)
+
+
+def compare(
+    pairs: Sequence[tuple[Starts, Starts]],
+    by: Objective,
+    noise: Noise,
+    contenders: int | None = None,
+    shifts: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+) -> list[Comparison]:
+    """Judge pairs together; those that do not both tell the objective are left out.
+
+    `shifts` of (our host, their host) are (log difference of the hosts, its variance in starts).
+    """
+    usable = [(a, b, a.logs(by), b.logs(by)) for a, b in pairs]
+    usable = [pair for pair in usable if pair[2] and pair[3]]
+    effects = []
+    for ours, theirs, mine, other in usable:
+        shift, variance = (shifts or {}).get((ours.host, theirs.host), (0.0, 0.0))
+        effects.append(effect([x - shift for x in mine], other, noise, variance))
+    errors = [look_error(look_of(min(found.starts))) for found in effects]
+    levels = holm_levels([found.tail for found in effects], errors, contenders)
+    return [
+        Comparison(ours, theirs, by, found, noise, level)
+        for (ours, theirs, _, _), found, level in zip(usable, effects, levels, strict=True)
+    ]
+
+
+def experiments(groups: Sequence[Starts], objectives: Sequence[Objective]) -> list[dict[str, Any]]:
+    """Every configuration that is held against another, as the report shows it.
+
+    Each: {"configuration", "against", "hypothesis", "host", "changes": [(key, from, to)], "ignored": [keys that the
+    engine does not read], "due_to": key or None, "confounded_by": [keys], "claims", "effect": {objective: {"ratio",
+    "low", "high", "verdict", "detectable", "more_starts"}}, "starts": [ours, theirs], "verdict": supported | refuted |
+    undecided, "more_starts": further starts of each that should settle it, or None, "sentence"}.
+    """
+    held = [(found, _baseline(found, groups)) for found in groups if found.newest.configuration.against]
+    pairs = [(ours, theirs) for ours, theirs in held if theirs is not None]
+    judged: dict[tuple[str, str], dict[str, Comparison]] = {}
+    for by in objectives:
+        noise = pooled_noise(found.logs(by) for found in groups)
+        for comparison in compare(pairs, by, noise):
+            judged.setdefault(comparison.ours.key, {})[by.name] = comparison
+    return [_experiment(ours, theirs, judged.get(ours.key, {})) for ours, theirs in held]
+
+
+def _baseline(found: Starts, groups: Iterable[Starts]) -> Starts | None:
+    against = found.newest.configuration.against
+    return next((other for other in groups if other.key == (found.host, against)), None)
+
+
+def _experiment(ours: Starts, theirs: Starts | None, by_objective: Mapping[str, Comparison]) -> dict[str, Any]:
+    configuration = ours.newest.configuration
+    found: dict[str, Any] = {
+        "configuration": configuration.name,
+        "against": configuration.against,
+        "hypothesis": configuration.hypothesis,
+        "host": ours.host,
+        "changes": [],
+        "ignored": [],
+        "due_to": None,
+        "confounded_by": [],
+        "claims": [{"objective": c.objective, "better": c.better} for c in claims(configuration.hypothesis)],
+        "effect": {},
+        "starts": [len(ours.measured), len(theirs.measured) if theirs else 0],
+        "verdict": "undecided",
+        "more_starts": None,
+    }
+    if theirs is None:
+        return found | {"sentence": f"{configuration.against} was not measured; there is nothing to hold it against."}
+    found["changes"], found["ignored"] = changed(theirs.newest, ours.newest)
+    keys = causes(found["changes"])
+    found["due_to"] = keys[0] if len(keys) == 1 else None
+    found["confounded_by"] = keys if len(keys) > 1 else []
+    found["effect"] = {name: _effect(comparison) for name, comparison in by_objective.items()}
+    # An effect that several changes may have made says nothing about any one of them.
+    if not found["confounded_by"]:
+        found["verdict"], found["more_starts"] = judge(claims(configuration.hypothesis), by_objective)
+    return found | {"sentence": _sentence(ours, theirs, found, by_objective)}
+
+
+def changed(before: Record, after: Record) -> tuple[list[tuple[str, Any, Any]], list[str]]:
+    """(what differs and is read by the engine, what differs and is not read).
+
+    A different release or driver is a change too: an effect may be due to it.
+    """
+    changes = difference(_settings(before), _settings(after))
+    unread = unread_flags(after)
+    told = [change for change in changes if change[0] not in unread]
+    for key, old, new in (
+        ("engine version", before.engine.version, after.engine.version),
+        ("driver", before.host.driver, after.host.driver),
+    ):
+        if old and new and old != new:
+            told.append((key, old, new))
+    return told, [change[0] for change in changes if change[0] in unread]
+
+
+def causes(changes: Sequence[tuple[str, Any, Any]]) -> list[str]:
+    """The changes as causes: keys that cannot change alone are one, such as tp_size 8 to 1 with pp_size 1 to 8."""
+    keys = [change[0] for change in changes]
+    for together, name in _TOGETHER:
+        sizes = [(old or 1, new or 1) for key, old, new in changes if key in together]
+        whole = len(sizes) == len(together) and all(type(n) in (int, bool) for pair in sizes for n in pair)
+        if whole and (name != _SPLIT or math.prod(a for a, _ in sizes) == math.prod(b for _, b in sizes)):
+            first = min(keys.index(key) for key in together)
+            keys = [
+                name if place == first else key
+                for place, key in enumerate(keys)
+                if place == first or key not in together
+            ]
+    return keys
+
+
+def unread_flags(record: Record) -> frozenset[str]:
+    """Flags that the record's engine parses and reads nowhere; none where the release is not known."""
+    try:
+        return dead_flags(record.engine.version)
+    except ValueError:
+        return frozenset()
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    return {"engine": record.configuration.engine, "environment": record.configuration.environment}
+
+
+def _effect(comparison: Comparison) -> dict[str, Any]:
+    low, high = comparison.interval
+    return {
+        "ratio": comparison.effect.ratio,
+        "low": low,
+        "high": high,
+        "assumed": comparison.noise.assumed,
+        "verdict": comparison.verdict,
+        "detectable": comparison.effect.detectable(comparison.level),
+        "more_starts": comparison.more_starts if comparison.verdict == "undecided" else None,
+    }
+
+
+def judge(said: Iterable[Claim], by_objective: Mapping[str, Comparison]) -> tuple[str, int | None]:
+    """(verdict, further starts of each side that should settle it): all claims must hold, and one that fails refutes.
+
+    A claim fails when its interval leaves no room for more than 2 % in the claimed direction.
+    """
+    verdicts, wanted = [], []
+    for claim in said:
+        comparison = by_objective.get(claim.objective)
+        if comparison is None:
+            verdicts.append("undecided")
+            continue
+        low, high = comparison.interval
+        # Turned so that the claimed direction is up.
+        if claim.better != comparison.by.more_is_better:
+            low, high = 1 / high, 1 / low
+        if low > 1:
+            verdicts.append("supported")
+        elif high < 1 + TIE:
+            verdicts.append("refuted")
+        else:
+            verdicts.append("undecided")
+            wanted.append(comparison.more_starts)
+    if "refuted" in verdicts:
+        return "refuted", None
+    if all(found == "supported" for found in verdicts):
+        return "supported", None
+    known = [more for more in wanted if more is not None]
+    return "undecided", max(known) if known and len(known) == len(wanted) else None
+
+
+def _sentence(ours: Starts, theirs: Starts, found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:
+    sentence = f"{_differing(found, theirs)}."
+    for side in (ours, theirs):
+        if not side.measured:
+            why = side.newest.outcome if side.newest.outcome != "measured" else "without a valid point"
+            return f"{sentence} {side.name} was {why}, so there is no effect to see."
+    if not by_objective:
+        return f"{sentence} No objective was measured on both sides."
+    effects = [f"{name.replace('_', ' ')} {_told(c)}" for name, c in by_objective.items()]
+    if found["due_to"]:
+        sentence += f" The effect is due to {found['due_to']}: {', '.join(effects)}."
+    elif found["confounded_by"]:
+        sentence += f" The effect ({', '.join(effects)}) is confounded by {listed(found['confounded_by'])}."
+    else:
+        sentence += f" What is seen is noise: {', '.join(effects)}."
+    return f"{sentence} {_verdict_sentence(found, by_objective)}"
+
+
+def _differing(found: Mapping[str, Any], theirs: Starts) -> str:
+    changes, ignored = found["changes"], found["ignored"]
+    count = len(changes) + len(ignored)
+    number = _NUMBERS[count] if count < len(_NUMBERS) else str(count)
+    if not count:
+        return f"Nothing differs from {theirs.name}"
+    keys = [f"{key} {shown(before)} to {shown(after)}" for key, before, after in changes]
+    parts = ([listed(keys)] if keys else []) + (
+        [f"{listed(ignored)}, which the engine does not read"] if ignored else []
+    )
+    return f"{number} key{'s differ' if count > 1 else ' differs'} from {theirs.name}: {'; '.join(parts)}"
+
+
+def _told(comparison: Comparison) -> str:
+    low, high = comparison.interval
+    return f"{comparison.effect.ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})"
+
+
+def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:
+    if any(c.noise.assumed for c in by_objective.values()):
+        basis = " One start each: the interval assumes 2 % between starts."
+    else:
+        basis = f" From {found['starts'][0]} and {found['starts'][1]} starts."
+    if found["verdict"] != "undecided":
+        return f"The hypothesis is {found['verdict']}.{basis}"
+    if found["confounded_by"]:
+        return f"Undecided however often it is repeated: change one at a time.{basis}"
+    seen = [c for c in by_objective.values() if c.by.name in {claim["objective"] for claim in found["claims"]}]
+    if not seen:
+        return f"Undecided: what the hypothesis speaks of was not measured on both sides.{basis}"
+    reach = max(c.effect.detectable(c.level) for c in seen)
+    more = found["more_starts"]
+    wanted = f"{more} more start{'s' if more != 1 else ''} of each should settle it" if more else "take them as equal"
+    return f"Undecided: a difference of {reach:.1%} would have been seen; {wanted}.{basis}"
+
+
+def listed(items: Sequence[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "nothing"
+
+
+def shown(value: Any) -> str:
+    return "unset" if value is None else str(value)

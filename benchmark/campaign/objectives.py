@@ -1,0 +1,241 @@
+"""What a configuration may be judged by, and its starts: records of the same inputs, one an engine start. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from .record import Point, Record
+
+_NOT_AN_INPUT = {"start", "start_number", "repeat", "replicate", "attempt"}
+LONG_PROMPT_TOKENS = 4096
+"""From here on prefill, not the engine's overhead, makes TTFT."""
+
+
+class ObjectiveError(ValueError):
+    """There is no such objective; the text names the nearest."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One number to judge by. `of_point` reads it from a point, None where the point does not tell it."""
+
+    name: str
+    title: str
+    unit: str
+    of_point: Callable[[Point], float | None]
+    more_is_better: bool = True
+    concurrency: int | None = None
+    """The rung it is read at; None: the best rung (for TTFT, the lowest)."""
+    long_prompts: bool = False
+    """Means something only with prompts of LONG_PROMPT_TOKENS and more."""
+
+    def better(self, log: float) -> float:
+        """A log ratio with its sign turned so that more is better."""
+        return log if self.more_is_better else -log
+
+    def shown(self, value: float) -> str:
+        return f"{value:,.2f} {self.unit}" if value < 10 else f"{value:,.1f} {self.unit}"
+
+
+def joules_per_token(point: Point) -> float | None:
+    """Energy of all GPUs for one output token; None where power was not read."""
+    told = _positive(point.telemetry.get("energy_joules_per_token"))
+    joules = _positive(point.telemetry.get("energy_joules"))
+    if told is not None or joules is None or point.output_tokens <= 0:
+        return told
+    return joules / point.output_tokens
+
+
+def _positive(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and value > 0 else None
+
+
+def _ttft(point: Point) -> float | None:
+    return point.ttft_seconds.p50 if point.ttft_seconds else None
+
+
+def _tokens_per_joule(point: Point) -> float | None:
+    joules = joules_per_token(point)
+    return 1 / joules if joules else None
+
+
+def _throughput(point: Point) -> float | None:
+    return point.output_tokens_per_second
+
+
+PEAK = Objective("peak", "output tokens a second at the best concurrency", "output tokens a second", _throughput)
+SINGLE_STREAM = Objective(
+    "single_stream", "output tokens a second of one stream", "output tokens a second", _throughput, concurrency=1
+)
+TTFT = Objective(
+    "ttft", "time to first token of a long prompt, alone", "s", _ttft, more_is_better=False, long_prompts=True
+)
+PREFILL = Objective(
+    "prefill",
+    "prompt tokens a second at the best concurrency",
+    "prompt tokens a second",
+    lambda point: point.prompt_tokens_per_second,
+    long_prompts=True,
+)
+GOODPUT = Objective(
+    "goodput",
+    "requests a second inside the stated limits, open loop",
+    "requests a second",
+    lambda point: point.goodput_requests_per_second,
+)
+ENERGY = Objective("tokens_per_joule", "output tokens a joule of all GPUs", "tokens a joule", _tokens_per_joule)
+KNOWN = (PEAK, SINGLE_STREAM, TTFT, PREFILL, GOODPUT, ENERGY)
+
+
+def objective(name: str) -> Objective:
+    """The objective of this name; `throughput@64` is throughput at concurrency 64.
+
+    Raises:
+        ObjectiveError: there is none.
+    """
+    name = name.strip().lower().replace("-", "_")
+    if at := re.fullmatch(r"throughput@([1-9]\d{0,5})", name):
+        title = f"output tokens a second at concurrency {at[1]}"
+        return Objective(name, title, "output tokens a second", _throughput, concurrency=int(at[1]))
+    for known in KNOWN:
+        if known.name == name:
+            return known
+    names = [*(known.name for known in KNOWN), "throughput@CONCURRENCY"]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    raise ObjectiveError(f"There is no objective '{name}'{hint} There are {', '.join(names)}.")
+
+
+def inputs(record: Record) -> str:
+    """What makes two records starts of one another: the same fingerprinted inputs, the start's number apart."""
+    if not record.fingerprint_of:
+        return record.fingerprint
+    of = {key: value for key, value in record.fingerprint_of.items() if key not in _NOT_AN_INPUT}
+    return json.dumps(of, sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class Starts:
+    """One configuration on one host: a record an engine start, oldest first."""
+
+    records: tuple[Record, ...]
+
+    @property
+    def newest(self) -> Record:
+        return self.records[-1]
+
+    @property
+    def name(self) -> str:
+        return self.newest.configuration.name
+
+    @property
+    def host(self) -> str:
+        return self.newest.host.name
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.host, self.name
+
+    @cached_property
+    def measured(self) -> tuple[Record, ...]:
+        """The starts that have a valid point."""
+        return tuple(r for r in self.records if r.outcome == "measured" and any(p.valid for p in r.points))
+
+    @property
+    def shown(self) -> Record:
+        """The record that speaks for all: the first measured one, since it has the whole ladder; else the newest."""
+        return self.measured[0] if self.measured else self.newest
+
+    @property
+    def failures(self) -> tuple[Record, ...]:
+        return tuple(r for r in self.records if r.outcome == "failed")
+
+    def values(self, by: Objective) -> list[float]:
+        """The objective at each measured start that tells it, in order; all at one and the same rung."""
+        rung = self.rung(by)
+        found = (self._at(record, by, rung) for record in self.measured) if rung is not None else ()
+        return [value for value in found if value is not None]
+
+    def logs(self, by: Objective) -> list[float]:
+        return [math.log(value) for value in self.values(by)]
+
+    def rung(self, by: Objective) -> int | None:
+        """The concurrency at which the objective is read: its own, or the best by the mean over all starts.
+
+        Only a rung that all starts measured can be the best of several starts.
+        """
+        tables = [{c: v for c in self._rungs(r, by) if (v := self._at(r, by, c)) is not None} for r in self.measured]
+        tables = [table for table in tables if table]
+        if not tables:
+            return None
+        shared = set(tables[0]).intersection(*tables[1:]) or set(tables[0])
+        if by.concurrency is not None:
+            return by.concurrency if by.concurrency in shared else None
+        if not by.more_is_better:
+            return min(shared)
+        return max(sorted(shared), key=lambda c: math.fsum(math.log(table[c]) for table in tables if c in table))
+
+    def value(self, by: Objective) -> float | None:
+        """What may be quoted: the geometric mean over fresh starts, or the only start.
+
+        The start that made a configuration a finalist flatters it: the best of eight equal ones reads 2.8 % high
+        (2 % noise). So where there are later starts, the first is not quoted. Effects use all of them.
+        """
+        values = self.values(by)
+        fresh = values[1:] or values
+        return _geometric_mean(fresh) if fresh else None
+
+    def quoted_starts(self, by: Objective) -> int:
+        """How many starts `value` rests on."""
+        count = len(self.values(by))
+        return max(count - 1, 1) if count else 0
+
+    @staticmethod
+    def _rungs(record: Record, by: Objective) -> set[int]:
+        return {p.concurrency for p in record.points if p.valid and _speaks(p, by)}
+
+    @staticmethod
+    def _at(record: Record, by: Objective, concurrency: int) -> float | None:
+        """Repeats inside a start are one value: the mean of their logarithms."""
+        if by.long_prompts and (_prompt_tokens(record) or 0) < LONG_PROMPT_TOKENS:
+            return None
+        points = [p for p in record.points if p.valid and p.concurrency == concurrency and _speaks(p, by)]
+        values = [value for p in points if (value := _positive(by.of_point(p))) is not None]
+        return _geometric_mean(values) if values else None
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return values[0] if len(values) == 1 else math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def _speaks(point: Point, by: Objective) -> bool:
+    """Goodput comes from open loops, everything else from closed ones."""
+    return (point.rate is not None) == (by.name == "goodput")
+
+
+def _prompt_tokens(record: Record) -> int | None:
+    told = record.workload.get("prompt_tokens")
+    return told if isinstance(told, int) else None
+
+
+def group(records: Iterable[Record]) -> list[Starts]:
+    """Records as starts, in the order in which configurations first appear; of each only the newest inputs.
+
+    Records of another driver, release or workload are another experiment: they are not mixed in.
+    """
+    sets: dict[tuple[str, str], dict[str, list[Record]]] = {}
+    for record in records:
+        key = (record.host.name, record.configuration.name)
+        sets.setdefault(key, {}).setdefault(inputs(record), []).append(record)
+    newest = (
+        max(by_inputs.values(), key=lambda found: max(r.updated_at for r in found)) for by_inputs in sets.values()
+    )
+    return [Starts(tuple(sorted(found, key=lambda r: (r.start_number, r.created_at)))) for found in newest]

@@ -1,0 +1,327 @@
+"""What to start next, how long it takes, and what a budget leaves out. Pure: asked again after each start.
+
+Baseline first; then one start of each configuration, the most promising next (search.py); the baseline again half-way;
+then the finalists again, on fresh starts, in turn; the baseline last. `quick` stops after one start of each.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .objectives import PEAK, Objective, Starts, group
+from .record import Record
+from .search import Candidate, Outlook, family_of, outlook
+from .statistics import ASSUMED_NOISE, LOOKS, pooled_noise
+
+Plan = Sequence[Mapping[str, Any]]
+"""Of each configuration {"configuration": resolved, "plan": what engine/plan.py says}, as engine/search.py gives it."""
+FINALIST_MARGIN = 3 * math.sqrt(2)
+"""A configuration that is further behind the best than so many standard deviations of a start is no finalist."""
+MOST_RESERVED = 0.4
+"""The part of a budget that is kept for second starts, at most."""
+WORTH_MORE = 0.01
+"""An untried configuration with a larger expected gain than this (log) comes before second starts of others."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for. Times are minutes; those of a start and a point are guesses until some were measured."""
+
+    ladder: tuple[int, ...]
+    confidence: Literal["quick", "full"] = "full"
+    objective: Objective = PEAK
+    budget_minutes: float | None = None
+    baseline: str | None = None
+    """By default the one that others are held against and that is held against none."""
+    baseline_starts: int = 3
+    finalists: int = 3
+    looks: int = 1
+    """How often finalists are compared at most: each further look is a further start of those still undecided."""
+    start_minutes: float = 20.0
+    point_minutes: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.looks <= LOOKS:
+            raise ValueError(f"looks is {self.looks}; it must be 1 to {LOOKS}.")
+        if not self.ladder:
+            raise ValueError("The ladder is empty; name at least one concurrency.")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One engine start to make, with the rungs to measure on it."""
+
+    configuration: str
+    start_number: int
+    purpose: Literal["baseline", "explore", "confirm", "settle"]
+    rungs: tuple[int, ...]
+    minutes: float
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a plan takes if nothing is left early."""
+
+    starts: int
+    minutes: float
+    sentence: str
+
+
+def baseline_of(configurations: Iterable[Mapping[str, Any]]) -> str | None:
+    """The root that most others are held against, by one step or several; the first if none is."""
+    parents = {str(c["name"]): c.get("against") for c in configurations}
+    counted: Counter[str] = Counter()
+    for name in parents:
+        root, walked = name, set()
+        while (above := parents.get(root)) in parents and above not in walked:
+            walked.add(root)
+            root = str(above)
+        counted[root] += 1
+    return max(counted, key=lambda name: counted[name]) if counted else None
+
+
+def next_turns(
+    plan: Plan, records: Sequence[Record], settings: Settings, spent_minutes: float | None = None
+) -> list[Turn]:
+    """The starts still to make on one host, in order, as foreseen now; the first is next, the rest may change.
+
+    `records` are those of this host. `spent_minutes` is what the budget has lost so far; by default the time of the
+    records.
+    """
+    state = _State(plan, records, settings, spent_minutes)
+    turns = state.explore()
+    if settings.confidence == "full":
+        turns = state.with_repeats(turns)
+    return state.within_budget(turns)
+
+
+def skipped(
+    plan: Plan, records: Sequence[Record], settings: Settings, spent_minutes: float | None = None
+) -> list[dict[str, Any]]:
+    """What is not going to be tried, and why: [{"configuration", "reason", "chance"}], the most promising first.
+
+    `chance` is that of beating the best so far by more than 2 %; None for what cannot start.
+    """
+    state = _State(plan, records, settings, spent_minutes)
+    turns = next_turns(plan, records, settings, spent_minutes)
+    coming = {turn.configuration for turn in turns}
+    left = [o for o in state.outlooks if o.name not in coming]
+    remaining = state.remaining
+    found = []
+    for o in left:
+        reason = f"Deferred: {remaining or 0:.0f} minutes are left, a start with its points takes {state.whole:.0f}, "
+        reason += f"and the chance that it is the best is {o.chance:.0%} by what was measured so far."
+        found.append({"configuration": o.name, "reason": reason, "chance": o.chance})
+    for entry in plan:
+        name, said = entry["configuration"]["name"], entry.get("plan") or {}
+        if said.get("verdict") == "rejected" and name not in state.groups:
+            found.append({"configuration": name, "reason": said.get("sentence") or "It cannot start.", "chance": None})
+    return found
+
+
+def cost(plan: Plan, settings: Settings) -> Cost:
+    """Starts and minutes if everything is tried, and what the confidence adds."""
+    state = _State(plan, [], settings, 0.0)
+    tried = len(state.candidates)
+    minutes = tried * state.whole
+    if settings.confidence == "quick" or not tried:
+        sentence = f"{tried} starts, about {_time(minutes)}; close calls are not decided (confidence=quick)."
+        return Cost(tried, minutes, sentence)
+    repeats = max(settings.baseline_starts - 1, 0) + min(settings.finalists, tried)
+    most = repeats + (settings.looks - 1) * (min(settings.finalists, tried) + 1)
+    minutes += most * state.again
+    sentence = (
+        f"{tried + most} starts, about {_time(minutes)}: {tried} to see each once, {settings.baseline_starts - 1} more "
+        f"of the baseline and up to {most - settings.baseline_starts + 1} of finalists. confidence=quick takes {tried}."
+    )
+    return Cost(tried + most, minutes, sentence)
+
+
+def share(names: Sequence[str], hosts: Sequence[str], baseline: str | None) -> dict[str, list[str]]:
+    """Split configurations over alike hosts: each once, the baseline on every host, in the order given."""
+    rest = [name for name in names if name != baseline]
+    own = [baseline] if baseline in names else []
+    return {host: [*own, *rest[place :: len(hosts)]] for place, host in enumerate(hosts)}
+
+
+class _State:
+    """What is known at this moment."""
+
+    def __init__(self, plan: Plan, records: Sequence[Record], settings: Settings, spent: float | None) -> None:
+        self.settings = settings
+        self.groups = {found.name: found for found in group(records)}
+        self.start_minutes, self.point_minutes = _pace(records, settings)
+        self.whole = self.start_minutes + len(settings.ladder) * self.point_minutes
+        self.again = self.start_minutes + min(3, len(settings.ladder)) * self.point_minutes
+        if spent is None:
+            spent = sum(_minutes(record, self.start_minutes) for record in records)
+        budget = settings.budget_minutes
+        self.remaining = None if budget is None else budget - spent
+        configurations = [entry["configuration"] for entry in plan]
+        self.baseline = settings.baseline or baseline_of(configurations)
+        self.candidates = [_candidate(e, settings.objective) for e in plan if not _rejected(e)]
+        by = settings.objective
+        values = {name: found.value(by) for name, found in self.groups.items()}
+        # Objectives where less is better enter the search upside down.
+        self.seen = {name: v if by.more_is_better else 1 / v for name, v in values.items() if v}
+        unusable = set(self.groups) - set(self.seen)
+        usable = [c for c in self.candidates if c.name not in unusable]
+        self.outlooks: list[Outlook] = outlook(usable, self.seen)
+
+    def explore(self) -> list[Turn]:
+        """One start of each configuration not yet tried; the baseline before all others."""
+        order = sorted(self.outlooks, key=lambda o: o.name != self.baseline)
+        return [
+            Turn(
+                o.name,
+                1,
+                "baseline" if o.name == self.baseline else "explore",
+                tuple(self.settings.ladder),
+                self.whole,
+                "The baseline, first." if o.name == self.baseline else f"Chance to be the best so far: {o.chance:.0%}.",
+            )
+            for o in order
+        ]
+
+    def with_repeats(self, turns: list[Turn]) -> list[Turn]:
+        """Put the baseline's further starts half-way and last, and the finalists' second starts between."""
+        baseline = self.groups.get(self.baseline or "")
+        there = len(baseline.records) if baseline else 1
+        if baseline is not None and not baseline.measured:
+            there = self.settings.baseline_starts
+        wanted = [self._again(self.baseline or "", n) for n in range(there + 1, self.settings.baseline_starts + 1)]
+        left = [turn for turn in turns if turn.purpose == "explore"]
+        tried = len(self.groups)
+        confirm = self._confirm()
+        middle: list[Turn] = []
+        if len(wanted) > 1:
+            place = max(0, (tried + len(left)) // 2 - tried)
+            middle, wanted = wanted[:-1], wanted[-1:]
+            turns = [*turns[: place + (len(turns) - len(left))], *middle, *turns[place + (len(turns) - len(left)) :]]
+        last_done = not wanted and not left
+        return [*turns, *confirm, *wanted, *(self._settle() if last_done and not confirm else [])]
+
+    def _confirm(self) -> list[Turn]:
+        return [
+            self._again(name, len(self.groups[name].records) + 1)
+            for name in self.finalists()
+            if len(self.groups[name].records) < 2
+        ]
+
+    def finalists(self) -> list[str]:
+        """The best so far, and those that a start's noise may have put behind it."""
+        ranked = sorted(self.seen, key=lambda name: -self.seen[name])[: self.settings.finalists]
+        noise = pooled_noise(found.logs(self.settings.objective) for found in self.groups.values())
+        margin = FINALIST_MARGIN * max(noise.deviation, ASSUMED_NOISE if noise.degrees < 3 else 0.0)
+        return [name for name in ranked if math.log(self.seen[ranked[0]] / self.seen[name]) <= margin]
+
+    def _settle(self) -> list[Turn]:
+        """One further start of each of the best two while they are not told apart and looks are left."""
+        from .decide import decide
+
+        records = [record for found in self.groups.values() for record in found.records]
+        winner = decide(records, objective=self.settings.objective)["winner"]
+        if winner is None or winner["verdict"] != "undecided":
+            return []
+        names = [winner["configuration"], *winner["close"]][: self.settings.finalists]
+        return [
+            self._again(name, len(self.groups[name].records) + 1, "settle")
+            for name in names
+            if len(self.groups[name].records) - 1 < self.settings.looks
+        ]
+
+    def _again(self, name: str, number: int, purpose: Literal["confirm", "settle"] = "confirm") -> Turn:
+        rungs = self._rungs_again(self.groups.get(name))
+        minutes = self.start_minutes + len(rungs) * self.point_minutes
+        what = "The baseline again: drift and noise." if name == self.baseline else "A fresh start before it is quoted."
+        if purpose == "settle":
+            return Turn(name, number, purpose, rungs, minutes, "Not told apart yet: one more start.")
+        return Turn(name, number, "baseline" if name == self.baseline else "confirm", rungs, minutes, what)
+
+    def _rungs_again(self, found: Starts | None) -> tuple[int, ...]:
+        """The rung that counts and its neighbours."""
+        ladder = sorted(self.settings.ladder)
+        rung = found.rung(self.settings.objective) if found else None
+        if rung not in ladder:
+            return tuple(ladder)
+        place = ladder.index(rung)
+        return tuple(ladder[max(0, place - 1) : place + 2])
+
+    def within_budget(self, turns: list[Turn]) -> list[Turn]:
+        """Leave out the explorations that the budget does not hold, keeping room for the repeats behind them."""
+        if self.remaining is None:
+            return turns
+        kept = self._reserve(turns)
+        gains = {o.name: o.gain for o in self.outlooks} if self.seen else {}
+        room = self.remaining
+        found = []
+        for turn in turns:
+            reserved = 0.0 if gains.get(turn.configuration, 0.0) > WORTH_MORE else kept
+            if turn.purpose == "explore" and turn.minutes > room - reserved + 1e-6:
+                continue
+            if turn.minutes > room + 1e-6:
+                continue
+            if turn.purpose != "explore" and turn.start_number > 1:
+                kept = max(0.0, kept - turn.minutes)
+            room -= turn.minutes
+            found.append(turn)
+        return found
+
+    def _reserve(self, turns: list[Turn]) -> float:
+        """Minutes for second starts: those foreseen, and those of finalists yet to be found."""
+        if self.settings.confidence == "quick":
+            return 0.0
+        foreseen = [turn for turn in turns if turn.start_number > 1]
+        baseline = sum(turn.minutes for turn in foreseen if turn.configuration == self.baseline)
+        confirm = sum(turn.minutes for turn in foreseen) - baseline
+        exploring = any(turn.purpose == "explore" for turn in turns)
+        most = MOST_RESERVED * (self.settings.budget_minutes or 0.0)
+        return min(baseline + (max(confirm, 2 * self.again) if exploring else confirm), most)
+
+
+def _candidate(entry: Mapping[str, Any], by: Objective) -> Candidate:
+    configuration, said = entry["configuration"], entry.get("plan") or {}
+    return Candidate(configuration["name"], family_of(configuration), planned(said, by), said.get("verdict", "runs"))
+
+
+def _rejected(entry: Mapping[str, Any]) -> bool:
+    return (entry.get("plan") or {}).get("verdict") == "rejected"
+
+
+def planned(said: Mapping[str, Any], by: Objective) -> float | None:
+    """The plan's expectation of an objective, turned so that more is better; None where it predicts none."""
+    speed = said.get("speed") or {}
+    if by.name == "single_stream":
+        return (speed.get("single_user") or {}).get("expected")
+    if by.concurrency is not None:
+        rungs = [rung for rung in speed.get("ladder") or [] if rung.get("concurrency") == by.concurrency]
+        return (rungs[0].get("output_tokens_per_second") or {}).get("expected") if rungs else None
+    if by.name == "ttft":
+        times = [(rung.get("ttft") or {}).get("expected") for rung in (speed.get("ladder") or [])[:1]]
+        return 1 / times[0] if times and times[0] else None
+    return (speed.get("peak") or {}).get("expected")
+
+
+def _pace(records: Sequence[Record], settings: Settings) -> tuple[float, float]:
+    """Minutes of a start and of a point: medians of what was measured, else the settings' guesses."""
+    starts = [r.start.ready_seconds / 60 for r in records if r.start and r.start.ready_seconds]
+    points = [p.duration_seconds / 60 for r in records for p in r.points if p.duration_seconds > 0]
+    start = statistics.median(starts) if starts else settings.start_minutes
+    return start, statistics.median(points) if points else settings.point_minutes
+
+
+def _minutes(record: Record, start_minutes: float) -> float:
+    if record.outcome in ("rejected", "skipped"):
+        return 0.0
+    ready = record.start.ready_seconds / 60 if record.start and record.start.ready_seconds else start_minutes
+    return ready + sum(p.duration_seconds for p in record.points) / 60
+
+
+def _time(minutes: float) -> str:
+    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"

@@ -1,0 +1,201 @@
+"""One archive for a bug report: what is deployed here, how it went, what the host says; secrets removed.
+
+    python -m benchmark.host.collect --settings FILE ARCHIVE.tar.gz
+
+A secret is the value of a flag or variable whose name says so, wherever that value stands, and what looks like a
+token by itself. Prompts and answers (the raw requests) stay out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ..engine.lifecycle.failure import shown
+from ..report.command import REMOVED, is_secret
+from .services import configuration_of, manager_for
+from .settings import HostError, Settings, read_settings
+
+HEAD_BYTES, TAIL_BYTES = 256 << 10, 2 << 20
+NCCL_LINES = 4000
+RECORDS = 100
+_SHORTEST_SECRET = 6
+"""A shorter value would be replaced all over the place where it means something else."""
+_COMMAND_SECONDS = 20.0
+
+_ASSIGNED = re.compile(
+    r"""(?m)^\s*(?:export\s+)?(?:Environment=)?["']?([A-Za-z_]\w*)=(?:"([^"]*)"|'([^']*)'|([^\n"']*))"""
+)
+_FLAG = re.compile(r"""(--[a-z][a-z0-9-]*)[ =]("(?:[^"\\]|\\.)*"|'[^']*'|[^\s\\]+)""")
+_IN_ADDRESS = re.compile(r"(\w+://)[^/@\s]+@")
+
+_ABOUT_THE_HOST = {
+    "system": ("uname", "-a"),
+    "systemd": ("systemctl", "--version"),
+    "processes": ("ps", "-eo", "pid,ppid,user,stat,lstart,rss,comm"),
+    "memory": ("free", "-m"),
+    "disks": ("df", "-h"),
+    "kernel-log": ("dmesg", "--ctime", "--level", "err,warn"),
+}
+
+
+def secrets_of(texts: Iterable[str]) -> set[str]:
+    """The values that units, launch scripts and settings give to names that hold secrets."""
+    found = set()
+    for text in texts:
+        for name, *values in _ASSIGNED.findall(text):
+            if is_secret(name):
+                found.update(values)
+        for name, value in _FLAG.findall(text):
+            if is_secret(name):
+                found.add(value.strip("\"'"))
+    return {secret for secret in found if len(secret) >= _SHORTEST_SECRET}
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """The text without these values, also where they are escaped, and without what looks like a token."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        for spelling in {secret, secret.replace("%%", "%").replace("$$", "$"), json.dumps(secret)[1:-1]}:
+            text = text.replace(spelling, REMOVED)
+    lines = (_IN_ADDRESS.sub(rf"\g<1>{REMOVED}@", line) for line in text.split("\n"))
+    return "\n".join(shown(line) for line in lines)
+
+
+def head_and_tail(path: Path) -> str:
+    """A log's beginning and end: between them lie requests."""
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        if size <= HEAD_BYTES + TAIL_BYTES:
+            return stream.read().decode(errors="replace")
+        head = stream.read(HEAD_BYTES)
+        stream.seek(-TAIL_BYTES, os.SEEK_END)
+        left_out = size - HEAD_BYTES - TAIL_BYTES
+        return f"{head.decode(errors='replace')}\n... {left_out} bytes left out ...\n{stream.read().decode(errors='replace')}"
+
+
+def nccl_lines(path: Path) -> str:
+    """What NCCL said, from all of the log."""
+    with path.open(errors="replace") as stream:
+        found = [line for line in stream if "NCCL" in line]
+    return "".join(found[:NCCL_LINES])
+
+
+def collect(settings: Settings, archive: Path) -> dict[str, object]:
+    """Write the archive.
+
+    Returns:
+        {"archive": path, "files": number, "bytes": size, "secrets": how many values were removed}.
+
+    Raises:
+        HostError: the archive cannot be written there.
+    """
+    files = dict(_files(settings))
+    secrets = secrets_of(text for name, text in files.items() if name.startswith(("units/", "settings")))
+    try:
+        with tarfile.open(archive, "w:gz") as out:
+            for name, text in files.items():
+                content = without_secrets(text, secrets).encode()
+                entry = tarfile.TarInfo(f"{archive.name.removesuffix('.tar.gz')}/{name}")
+                entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o644
+                out.addfile(entry, io.BytesIO(content))
+    except OSError as error:
+        raise HostError(f"{archive} cannot be written: {error.strerror}. Name a folder that is there.") from error
+    return {"archive": str(archive), "files": len(files), "bytes": archive.stat().st_size, "secrets": len(secrets)}
+
+
+def _files(settings: Settings) -> Iterator[tuple[str, str]]:
+    """(name in the archive, text), in the order in which a reader wants them."""
+    from .__main__ import observe  # it imports this host's verbs, of which this is to become one
+
+    try:
+        seen = observe(settings, argparse.Namespace(yields=[]))
+    except HostError as error:
+        seen = {"error": str(error)}
+    yield "observe.json", json.dumps(seen, indent=1, default=str)
+    for state in sorted(settings.state.glob("*.json")):
+        yield state.name, _text(state)
+    for unit in _unit_files(settings):
+        yield f"units/{unit.parent.name}/{unit.name}", _text(unit)
+    yield from _logs(settings)
+    for record in sorted(settings.state.glob("records/*/*/record.json"), key=lambda path: -path.stat().st_mtime)[
+        :RECORDS
+    ]:
+        yield f"records/{'-'.join(record.parts[-3:-1])}.json", _text(record)
+    yield "nvidia-smi.txt", _said([*settings.nvidia_smi], settings)
+    yield "nvidia-smi-q.txt", _said([*settings.nvidia_smi, "-q"], settings)
+    yield "nvidia-smi-topo.txt", _said([*settings.nvidia_smi, "topo", "-m"], settings)
+    for name, command in _ABOUT_THE_HOST.items():
+        yield f"host/{name}.txt", _said(command)
+    yield "host/os-release.txt", _text(Path("/etc/os-release"))
+    yield "host/tools.txt", _said([sys.executable, "-m", "pip", "freeze"])
+
+
+def _unit_files(settings: Settings) -> list[Path]:
+    folder = settings.unit_directory
+    ours = [settings.unit_file(unit) for unit in manager_for(settings).units() if configuration_of(unit)]
+    others = [*folder.glob("shardsweep-*"), *folder.glob("sglang-*.service.d/*.conf"), *settings.state.glob("run/*.sh")]
+    return sorted(path for path in {*ours, *others} if path.is_file())
+
+
+def _logs(settings: Settings) -> Iterator[tuple[str, str]]:
+    for log in sorted(settings.state.glob("log/*.log")):
+        yield f"log/{log.name}", head_and_tail(log)
+        if said := nccl_lines(log):
+            yield f"log/{log.stem}-nccl.txt", said
+    if settings.manager == "systemd":
+        for unit in [*manager_for(settings).units(), "shardsweep-job", "shardsweep-guard"]:
+            command = ["journalctl", "--no-pager", "--output=short-iso", "--lines=2000", f"--unit={unit}.service"]
+            yield f"journal/{unit}.txt", _said(command)
+            yield f"journal/{unit}-state.txt", _said(["systemctl", "show", f"{unit}.service"])
+
+
+def _said(command: Sequence[str], settings: Settings | None = None) -> str:
+    environment = {**os.environ, **(settings.environment if settings else {}), "LC_ALL": "C"}
+    try:
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_SECONDS,
+            env=environment,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{' '.join(command)}: {error}\n"
+    return answer.stdout + answer.stderr
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        return f"{path}: {error}\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmark.host.collect", description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("archive", type=Path)
+    options = parser.parse_args(arguments)
+    os.umask(0o077)
+    try:
+        answer, status = collect(read_settings(options.settings), options.archive), 0
+    except HostError as error:
+        answer, status = {"error": str(error)}, 2
+    sys.stdout.write(json.dumps(answer, sort_keys=True) + "\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

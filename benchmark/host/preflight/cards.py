@@ -1,0 +1,245 @@
+"""The GPUs themselves: are they all there and alike, is each in order, and does anybody hold their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from .check import Check, Verdict, listed
+from .smi import Row, megabytes
+
+BUSY_PERCENT = 20.0
+"""From this utilization on a link must run at its full generation; below, power saving lowers it."""
+_STUCK_PERCENT, _STUCK_SHARE = 95.0, 0.4
+_LOW_POWER = 0.8
+# nvmlClocksEventReasons: SW thermal, HW slowdown, HW thermal, HW power brake.
+_SLOWED = {0x20: "hot", 0x08: "hardware slowdown", 0x40: "hot (hardware)", 0x80: "power brake"}
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A process on a GPU. `index` is the GPU's, None where only the device file tells of it."""
+
+    pid: int
+    command: str
+    index: str | None = None
+    ours: bool = False
+    """Of an engine of ours, or of a unit that makes room."""
+
+
+def alike(rows: Sequence[Row]) -> Check:
+    """One kind of GPU with the same memory: an engine takes the smallest for all."""
+    kinds: dict[str, list[str]] = {}
+    for row in rows:
+        kinds.setdefault(f"{row.text('name')}, {row.text('memory.total')}", []).append(row.index)
+    if len(kinds) == 1:
+        return Check("gpus", "ok", f"{len(rows)} x {next(iter(kinds))}")
+    told = "; ".join(f"{kind}: GPU {listed(places)}" for kind, places in kinds.items())
+    mend = "Set CUDA_VISIBLE_DEVICES in sglang_service_environment to GPUs of one kind."
+    return Check("gpus", "warning", f"unlike GPUs: {told}", mend)
+
+
+def all_there(rows: Sequence[Row], on_the_bus: Sequence[str], *, container: bool) -> Check:
+    """Every NVIDIA GPU of the PCI bus answers. `on_the_bus`: those not given away to a guest (vfio-pci)."""
+    missing = sorted(set(on_the_bus) - {row.bus for row in rows})
+    seen = f"{len(rows)} answer, {len(on_the_bus)} on the PCI bus"
+    if not on_the_bus:
+        return Check("all_gpus", "unknown", "the PCI bus shows no NVIDIA GPU (a container or a guest may not see it)")
+    if not missing:
+        return Check("all_gpus", "ok", seen)
+    if container:
+        return Check("all_gpus", "ok", f"{seen}; this is a container, which may be given fewer")
+    mend = "dmesg | grep -E 'NVRM|Xid'; a GPU that is lost comes back with a reboot, or needs to be seated again"
+    return Check("all_gpus", "fail", f"{seen}; silent: {listed(missing)}", mend)
+
+
+def link_width(rows: Sequence[Row]) -> Check:
+    """Lanes now against the most that this slot and card have; a link that retrained from x8 to x1 costs 5 times."""
+    narrow, untold = [], []
+    for row in rows:
+        now, most = row.number("pcie.link.width.current"), row.number("pcie.link.width.max")
+        if now is None or most is None:
+            untold.append(row.index)
+        elif now < most:
+            narrow.append(f"GPU {row.index} x{now:.0f} of x{most:.0f}")
+    mend = "Reboot to train the links again; if it stays, seat the card or its riser anew and look at BIOS bifurcation."
+    if narrow:
+        return Check("link_width", "fail", "; ".join(narrow), mend)
+    if untold:
+        return Check("link_width", "unknown", f"not told for GPU {listed(untold)}")
+    widths = dict.fromkeys(f"x{row.number('pcie.link.width.current'):.0f}" for row in rows)
+    return Check("link_width", "ok", f"{listed(widths)} on every GPU, as wide as they go")
+
+
+def link_generation(rows: Sequence[Row]) -> Check:
+    """Judged under load only: an idle GPU in perfect health shows generation 1 of 5."""
+    slow, untold = [], []
+    idle: dict[str, list[str]] = {}
+    for row in rows:
+        now, most = row.number("pcie.link.gen.current"), row.number("pcie.link.gen.max")
+        if now is None or most is None:
+            untold.append(row.index)
+        elif now < most:
+            if (row.number("utilization.gpu") or 0) >= BUSY_PERCENT:
+                slow.append(f"GPU {row.index} {now:.0f} of {most:.0f}")
+            else:
+                idle.setdefault(f"{now:.0f} of {most:.0f}", []).append(row.index)
+    if slow:
+        mend = "Reboot; then BIOS: set the slots' PCIe speed to the card's, and try without riser cables."
+        return Check("link_generation", "warning", f"slower than it could be under load: {'; '.join(slow)}", mend)
+    if untold:
+        return Check("link_generation", "unknown", f"not told for GPU {listed(untold)}")
+    if idle:
+        told = "; ".join(f"{kind} on GPU {listed(places)}" for kind, places in idle.items())
+        return Check("link_generation", "ok", f"{told}: idle, so this is power saving")
+    most = dict.fromkeys(f"{row.number('pcie.link.gen.max'):.0f}" for row in rows)
+    return Check("link_generation", "ok", f"PCIe {listed(most)} on every GPU")
+
+
+def mig(rows: Sequence[Row]) -> Check:
+    cut = [row.index for row in rows if (row.text("mig.mode.current") or "").lower() == "enabled"]
+    if cut:
+        mend = f"nvidia-smi -i {','.join(cut)} -mig 0"
+        return Check("mig", "fail", f"GPU {listed(cut)} is cut into MIG instances; the mode outlives a reboot", mend)
+    return Check("mig", "ok", "off")
+
+
+def ecc(rows: Sequence[Row]) -> Check:
+    errors = [row.index for row in rows if row.number("ecc.errors.uncorrected.volatile.total")]
+    if errors:
+        mend = f"nvidia-smi --gpu-reset -i {','.join(errors)}; if errors come back, the card is to be replaced"
+        return Check("ecc", "fail", f"uncorrected memory errors on GPU {listed(errors)} since the driver started", mend)
+    modes: dict[str, list[str]] = {}
+    for row in rows:
+        modes.setdefault((row.text("ecc.mode.current") or "not told").lower(), []).append(row.index)
+    told = "; ".join(f"GPU {listed(places)} {mode}" for mode, places in modes.items())
+    if set(modes) == {"enabled"}:
+        return Check("ecc", "ok", "on, no uncorrected error")
+    if set(modes) == {"not told"}:
+        return Check("ecc", "unknown", "not told")
+    mend = "nvidia-smi -e 1, then reboot: without ECC a flipped bit changes answers and nobody is told"
+    return Check("ecc", "warning", told, mend)
+
+
+def persistence(rows: Sequence[Row]) -> Check:
+    off = [row.index for row in rows if (row.text("persistence_mode") or "").lower() == "disabled"]
+    if off:
+        mend = "systemctl enable --now nvidia-persistenced && nvidia-smi -pm 1 (or -e gpu_host_persistence=true)"
+        return Check("persistence", "warning", f"off on GPU {listed(off)}: every start loads the driver anew", mend)
+    return Check("persistence", "ok", "on")
+
+
+def power(rows: Sequence[Row]) -> Check:
+    limits: dict[str, list[str]] = {}
+    low = []
+    for row in rows:
+        limit, usual = row.number("power.limit"), row.number("power.default_limit")
+        if limit is None:
+            continue
+        limits.setdefault(f"{limit:.0f} W", []).append(row.index)
+        if usual and limit < _LOW_POWER * usual:
+            low.append(f"GPU {row.index} {limit:.0f} of {usual:.0f} W")
+    if not limits:
+        return Check("power_limit", "unknown", "not told")
+    if low:
+        mend = "nvidia-smi -pl WATTS: half the power costs up to 30 % of the throughput of many users"
+        return Check("power_limit", "warning", "; ".join(low), mend)
+    if len(limits) > 1:
+        told = "; ".join(f"{limit}: GPU {listed(places)}" for limit, places in limits.items())
+        return Check(
+            "power_limit", "warning", f"unequal, and the slowest sets the pace: {told}", "nvidia-smi -pl WATTS"
+        )
+    return Check("power_limit", "ok", f"{next(iter(limits))} on every GPU")
+
+
+def slowed(rows: Sequence[Row]) -> Check:
+    """Clocks held down by heat or by the power supply at this moment."""
+    held = []
+    for row in rows:
+        told = row.text("clocks_event_reasons.active") or ""
+        reasons = int(told, 16) if told.lower().startswith("0x") and _is_hexadecimal(told) else 0
+        words = [word for bit, word in _SLOWED.items() if reasons & bit]
+        if words:
+            held.append(f"GPU {row.index}: {', '.join(words)}")
+    if held:
+        return Check("slowed", "warning", "; ".join(held), "Look at fans, inlet temperature and power cables.")
+    return Check("slowed", "ok", "no GPU is held down by heat or power")
+
+
+def _is_hexadecimal(told: str) -> bool:
+    return all(char in "0123456789abcdefABCDEF" for char in told[2:]) and len(told) > 2
+
+
+def memory(rows: Sequence[Row], holders: Sequence[Holder], free_bytes: int) -> Check:
+    """Memory held by others than our engines; a start waits for it in vain."""
+    unread = [row.index for row in rows if row.number("memory.used") is None]
+    if unread:
+        told = rows[[row.index for row in rows].index(unread[0])].cells.get("memory.used", "")
+        mend = f"nvidia-smi --gpu-reset -i {','.join(unread)}, or reboot"
+        return Check("memory", "fail", f"GPU {listed(unread)} does not tell its memory ({told or 'no answer'})", mend)
+    held = [row for row in rows if (row.number("memory.used") or 0) * (1 << 20) > free_bytes]
+    if not held:
+        return Check("memory", "ok", "free on every GPU")
+    amounts = listed(f"GPU {row.index} {(row.number('memory.used') or 0) / 1024:.1f} GiB" for row in held)
+    places = {row.index for row in held}
+    there = [holder for holder in holders if holder.index in places] or [h for h in holders if h.index is None]
+    others = [holder for holder in there if not holder.ours]
+    if others:
+        names = dict.fromkeys(f"pid {holder.pid} ({holder.command[:80]})" for holder in others)
+        mend = f"kill {' '.join(dict.fromkeys(str(h.pid) for h in others))}, or name its unit in sglang_service_yields"
+        return Check("memory", "fail", f"{amounts}, held by {listed(names)}", mend)
+    if there:
+        return Check("memory", "ok", f"{amounts}, held by our engine")
+    mend = (
+        f"fuser -v /dev/nvidia*; when nobody is there: nvidia-smi --gpu-reset -i {','.join(sorted(places))}, or reboot"
+    )
+    return Check("memory", "fail", f"{amounts}, and no process shows it", mend)
+
+
+def stuck(rows: Sequence[Row], holders: Sequence[Holder]) -> Check:
+    """After a hung collective a GPU spins: full utilization at little power, and no process to be seen."""
+    if holders:
+        return Check("stuck", "ok", "the GPUs have processes of their own")
+    spinning = []
+    for row in rows:
+        busy, watts, limit = (row.number(f) for f in ("utilization.gpu", "power.draw", "power.limit"))
+        if busy is not None and watts and limit and busy >= _STUCK_PERCENT and watts < _STUCK_SHARE * limit:
+            spinning.append(row.index)
+    if spinning:
+        mend = f"nvidia-smi --gpu-reset -i {','.join(spinning)}, or reboot"
+        return Check("stuck", "fail", f"GPU {listed(spinning)} spins at little power and no process shows it", mend)
+    return Check("stuck", "ok", "no GPU spins by itself")
+
+
+def recovery(told: Mapping[str, Mapping[str, str]]) -> Check:
+    """The driver's own word (`nvidia-smi -q`, GPU Recovery Action) on what a GPU needs."""
+    actions = {bus: fields["GPU Recovery Action"] for bus, fields in told.items() if "GPU Recovery Action" in fields}
+    if not actions:
+        return Check("recovery", "unknown", "this driver does not say")
+    needed = {bus: action for bus, action in actions.items() if action.lower() not in ("none", "n/a")}
+    if not needed:
+        return Check("recovery", "ok", "the driver asks for none")
+    asked = "; ".join(f"{bus}: {action}" for bus, action in needed.items())
+    reboot = any("reboot" in action.lower() for action in needed.values())
+    mend = "Reboot the host." if reboot else f"nvidia-smi --gpu-reset -i {','.join(needed)}"
+    return Check("recovery", "fail", f"the driver asks for {asked}", mend)
+
+
+def rebar(told: Mapping[str, Mapping[str, str]]) -> Check:
+    """Resizable BAR: other GPUs can reach all of a GPU's memory when BAR1 is as large as it."""
+    small, sizes = [], []
+    for bus, fields in told.items():
+        window, whole = (megabytes(fields.get(f"{name} Memory Usage/Total")) for name in ("BAR1", "FB"))
+        if window is None or whole is None:
+            continue
+        sizes.append(window)
+        if window < whole:
+            small.append(f"{bus} {window} MiB of {whole}")
+    verdict: Verdict = "warning" if small else "ok" if sizes else "unknown"
+    if small:
+        mend = "BIOS: enable Above 4G Decoding and Resizable BAR."
+        return Check("rebar", verdict, f"off, others see only a window: {'; '.join(small)}", mend)
+    seen = (
+        f"on: BAR1 {listed(dict.fromkeys(f'{size} MiB' for size in sizes))}" if sizes else "nvidia-smi -q has no BAR1"
+    )
+    return Check("rebar", verdict, seen)

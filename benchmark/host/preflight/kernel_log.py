@@ -1,0 +1,71 @@
+"""What the kernel has said about the GPUs since boot: Xid lines of the driver, errors of the PCIe links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .check import Check, listed
+
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)")
+_LOST = re.compile(r"(?:GPU has|NVRM:) fallen off the bus")
+_LINK = re.compile(r"\bSDES\b|Surprise (?:Link )?Down|AER: .*(?:Uncorrect|Fatal\b)", re.IGNORECASE)
+
+# Xid -> what it means. Source: NVIDIA's Xid catalogue; 62 and 119 as the public reports of stuck hosts tell.
+_FATAL = {
+    48: "double-bit memory error",
+    62: "internal microcontroller halt",
+    64: "memory page or row could not be retired",
+    74: "NVLink error",
+    79: "fallen off the bus",
+    95: "uncontained memory error",
+    119: "the GPU's firmware (GSP) does not answer",
+    120: "the GPU's firmware (GSP) failed",
+    140: "unrecovered memory error",
+    154: "the driver asks for a recovery action",
+}
+# A program's own mistake or its end: the GPU goes on.
+_PROGRAM = {13: "exception of a program", 31: "illegal address of a program", 43: "a program was stopped",
+            45: "a program was ended"}  # fmt: skip
+
+
+def xids(lines: Sequence[str] | None) -> Check:
+    """Xid lines; None: the log may not be read."""
+    if lines is None:
+        mend = "Run the playbook with become: true."
+        return Check("xid", "unknown", "the kernel log may not be read", mend)
+    seen: dict[tuple[str, int], int] = {}
+    for line in lines:
+        if match := _XID.search(line):
+            key = (match.group(1).lower(), int(match.group(2)))
+            seen[key] = seen.get(key, 0) + 1
+    lost = any(_LOST.search(line) for line in lines) and not any(number == 79 for _, number in seen)
+    if not seen and not lost:
+        return Check("xid", "ok", "none since boot")
+    told = [f"Xid {number} ({_meaning(number)}) at {bus}" + _times(count) for (bus, number), count in seen.items()]
+    told += ["a GPU has fallen off the bus"] if lost else []
+    if lost or any(number in _FATAL for _, number in seen):
+        mend = "nvidia-smi --gpu-reset -i GPU, or reboot; lines from before a reset stay until the reboot"
+        return Check("xid", "fail", listed(told[:6]), mend)
+    if all(number in _PROGRAM for _, number in seen):
+        return Check("xid", "ok", f"{listed(told[:6])}: the programs' own")
+    return Check("xid", "warning", listed(told[:6]), "Look it up in NVIDIA's Xid catalogue.")
+
+
+def _meaning(number: int) -> str:
+    return _FATAL.get(number) or _PROGRAM.get(number) or "not in our table"
+
+
+def _times(count: int) -> str:
+    return f", {count} times" if count > 1 else ""
+
+
+def links(lines: Sequence[str] | None) -> Check:
+    """Links that went down by surprise, and errors that PCIe could not correct."""
+    if lines is None:
+        return Check("pcie_errors", "unknown", "the kernel log may not be read", "Run the playbook with become: true.")
+    found = [line.strip() for line in lines if _LINK.search(line)]
+    if found:
+        mend = "Kernel command line: pcie_aspm=off pcie_port_pm=off; look at risers and slots"
+        return Check("pcie_errors", "warning", f"{len(found)} since boot; the first: {found[0][:160]}", mend)
+    return Check("pcie_errors", "ok", "none uncorrected since boot")

@@ -1,0 +1,277 @@
+"""Looking at a host: commands with time limits, all at once, and files of /proc and /sys. Nothing is changed."""
+
+from __future__ import annotations
+
+import os
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from .. import processes
+from ..services import manager_for
+from ..settings import HostError, Settings
+from ..switch import serving_units
+from . import smi
+from .cards import Holder
+from .hints import GRUB, MODPROBE
+from .run import ABSENT, Answer, run
+
+_NVIDIA = "0x10de"
+_FIELDS_TO_DROP = 4
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the checks judge, as text and plain data; a check's test makes one by hand."""
+
+    simulated: bool = False
+    query: Answer = ABSENT
+    topology: Answer = ABSENT
+    p2p_read: Answer = ABSENT
+    p2p_write: Answer = ABSENT
+    long: Answer = ABSENT
+    """nvidia-smi -q."""
+    holders: list[Holder] = []
+    bus_gpus: list[str] = []
+    """NVIDIA GPUs of the PCI bus that are not given away to a guest."""
+    bridges: list[str] = []
+    """Those between the GPUs and their roots."""
+    lspci: Answer = ABSENT
+    kernel_log: list[str] | None = None
+    root: bool = False
+    container: bool = False
+    guest: bool = False
+    files: dict[str, str] = {}
+    """Content of the files of _FILES that exist."""
+    iommu_units: list[str] = []
+    iommu_types: dict[str, str] = {}
+    numa_nodes: dict[str, int] = {}
+    uvm_device: bool = False
+    shm: tuple[int, int] | None = None
+    """/dev/shm: size and free bytes."""
+    limits: dict[str, int | None] = {}
+    limits_of: str = ""
+    unit_sets_limits: bool = False
+    port: int = 0
+    port_holders: list[str] | None = []
+    port_ours: bool = False
+    cpus_allowed: int = 0
+    governors: list[str] = []
+
+
+_FILES = (
+    "/proc/driver/nvidia/version",
+    "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm",
+    "/proc/cmdline",
+    "/proc/sys/kernel/numa_balancing",
+    "/proc/sys/net/ipv4/ip_local_port_range",
+    "/sys/devices/system/node/online",
+    "/sys/devices/system/cpu/online",
+    "/etc/nccl.conf",
+    "~/.nccl.conf",
+    GRUB,
+    MODPROBE,
+)
+
+
+def look(settings: Settings, yields: list[str]) -> Seen:
+    """Look at everything. Bounded: each command has 8 s, and they run side by side."""
+    simulated = settings.engine == "simulated"
+    with ThreadPoolExecutor(10) as pool:
+        query = pool.submit(_query, settings)
+        asked = {
+            name: pool.submit(_nvidia_smi, settings, *arguments)
+            for name, arguments in {
+                "topology": ("topo", "-m"),
+                "p2p_read": ("topo", "-p2p", "r"),
+                "p2p_write": ("topo", "-p2p", "w"),
+                "long": ("-q",),
+            }.items()
+        }
+        apps = pool.submit(
+            _nvidia_smi, settings, "--query-compute-apps=pid,process_name,used_gpu_memory,gpu_uuid", "--format=csv"
+        )
+        lspci = None if simulated else pool.submit(run, ["lspci", "-D", "-vvv"])
+        log = None if simulated else pool.submit(kernel_log)
+        ours = pool.submit(_our_pids, settings, yields)
+        answered = query.result()
+        more = {name: future.result() for name, future in asked.items()}
+        return Seen(
+            simulated=simulated,
+            query=answered,
+            **more,
+            holders=_holders(answered, apps.result(), ours.result()),
+            lspci=lspci.result() if lspci else ABSENT,
+            kernel_log=log.result() if log else None,
+            **_machine(settings, ours.result()),
+            **({} if simulated else _bus()),
+        )
+
+
+def _nvidia_smi(settings: Settings, *arguments: str) -> Answer:
+    return run([*settings.nvidia_smi, *arguments], environment=settings.environment)
+
+
+def _query(settings: Settings) -> Answer:
+    """The query's table; a field that this nvidia-smi does not have is left out and it is asked again."""
+    fields = list(smi.QUERY)
+    answer = ABSENT
+    for _ in range(_FIELDS_TO_DROP + 1):
+        answer = _nvidia_smi(settings, f"--query-gpu={','.join(fields)}", "--format=csv")
+        unknown = smi.unknown_field(answer.text + answer.error) if answer.state == "failed" else None
+        if unknown not in fields:
+            break
+        fields.remove(unknown)
+    return answer
+
+
+def kernel_log() -> list[str] | None:
+    """The driver's and the links' lines since boot; None where neither journal nor ring buffer may be read."""
+    wanted = ("NVRM", "AER", "SDES", "Surprise")
+    journal = run(["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-iso", f"--grep={'|'.join(wanted)}"])
+    ring = run(["dmesg"])
+    if not ring.ok and not (journal.ok and journal.text.strip()):
+        return None
+    found = [line for text in (journal.text, ring.text) for line in text.splitlines() if any(w in line for w in wanted)]
+    # Journal and ring buffer tell the same line with another time in front.
+    return list({line[line.find("NVRM") if "NVRM" in line else 0 :]: line for line in found}.values())
+
+
+def _our_pids(settings: Settings, yields: list[str]) -> set[int]:
+    """Processes of our engines and of the units that make room."""
+    found = {process.pid for members in processes.marked(settings.state).values() for process in members}
+    try:
+        manager = manager_for(settings)
+        for unit in serving_units(settings, manager, yields):
+            found |= {process.pid for process in manager.processes(unit)}
+    except HostError:
+        pass  # without its service manager nothing of ours can run here
+    return found
+
+
+def _holders(query: Answer, apps: Answer, ours: set[int]) -> list[Holder]:
+    """Processes that nvidia-smi shows; where it shows none, those that have a GPU's device file open."""
+    by_uuid = {row.cells.get("uuid", ""): row.index for row in smi.rows(query.text)} if query.ok else {}
+    found = []
+    for row in smi.rows(apps.text) if apps.ok else []:
+        pid = row.number("pid")
+        if pid is not None:
+            process = processes.describe(int(pid))
+            told = process.command if process else row.cells.get("process_name", "")
+            found.append(Holder(int(pid), told, by_uuid.get(row.cells.get("gpu_uuid", "")), int(pid) in ours))
+    return found or [
+        Holder(process.pid, process.command, None, process.pid in ours)
+        for process in processes.alive(pid for pid in processes.pids() if _has_gpu_open(pid))
+    ]
+
+
+def _has_gpu_open(pid: int) -> bool:
+    try:
+        handles = list(Path("/proc", str(pid), "fd").iterdir())
+    except OSError:
+        return False
+    for handle in handles:
+        try:
+            target = str(handle.readlink())
+        except OSError:
+            continue
+        if target.startswith("/dev/nvidia") and target[len("/dev/nvidia") :].isdigit():
+            return not _is_daemon(pid)
+    return False
+
+
+def _is_daemon(pid: int) -> bool:
+    """The persistence daemon keeps the devices open and holds no memory."""
+    process = processes.describe(pid)
+    return process is None or "nvidia-persiste" in process.command
+
+
+def _machine(settings: Settings, ours: set[int]) -> dict[str, object]:
+    holders = processes.port_holders(settings.port)
+    found, whose = _limits(settings)
+    return {
+        "root": os.geteuid() == 0,
+        "container": _in_container(),
+        "guest": " hypervisor" in (text_of("/proc/cpuinfo") or ""),
+        "files": {name: text for name in _FILES if (text := text_of(name)) is not None},
+        "uvm_device": Path("/dev/nvidia-uvm").exists(),
+        "shm": _shared_memory(),
+        "limits": found,
+        "limits_of": whose,
+        "unit_sets_limits": settings.manager == "systemd" or settings.engine == "simulated",
+        "port": settings.port,
+        "port_holders": None if holders is None else [str(holder) for holder in holders],
+        "port_ours": bool(holders) and all(holder.pid in ours for holder in holders or []),
+        "cpus_allowed": len(os.sched_getaffinity(0)),
+        "governors": sorted({text for file in _governors() if (text := (text_of(file) or "").strip())}),
+    }
+
+
+def text_of(name: str | Path) -> str | None:
+    try:
+        return Path(name).expanduser().read_text(errors="replace")
+    except (OSError, RuntimeError):
+        return None
+
+
+def _governors() -> list[Path]:
+    return list(Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor"))
+
+
+def _in_container() -> bool:
+    marks = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
+    return any(Path(mark).exists() for mark in marks) or "container=" in (text_of("/proc/1/environ") or "")
+
+
+def _shared_memory() -> tuple[int, int] | None:
+    try:
+        told = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
+
+
+def _limits(settings: Settings) -> tuple[dict[str, int | None], str]:
+    """What an engine starts with: systemd's defaults, or ours, which supervisor and the engine inherit."""
+    if settings.manager == "systemd":
+        told = run(["systemctl", "show", "--property=DefaultLimitSTACKSoft", "--property=DefaultLimitSTACK"]).text
+        words = dict(line.partition("=")[::2] for line in told.splitlines())
+        stack = words.get("DefaultLimitSTACKSoft") or words.get("DefaultLimitSTACK")
+        return {"stack": _bytes(stack)}, "systemd's defaults"
+    kinds = {"stack": resource.RLIMIT_STACK, "files": resource.RLIMIT_NOFILE, "locked": resource.RLIMIT_MEMLOCK}
+    # RLIM_INFINITY is -1 for Python; the hard limit of files is what an engine raises itself to.
+    found: dict[str, int | None] = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    found["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return found, "limits of this user"
+
+
+def _bytes(told: str | None) -> int | None:
+    if told == "infinity":
+        return resource.RLIM_INFINITY
+    return int(told) if told and told.isdigit() else None
+
+
+def _bus() -> dict[str, object]:
+    """The GPUs as sysfs knows them: address, bridges above, IOMMU mode, NUMA node."""
+    gpus = [device for device in Path("/sys/bus/pci/devices").glob("*") if _is_gpu(device)]
+    types = {gpu.name: (text_of(gpu / "iommu_group" / "type") or "").strip() for gpu in gpus}
+    nodes = {gpu.name: (text_of(gpu / "numa_node") or "").strip() for gpu in gpus}
+    units = Path("/sys/class/iommu")
+    return {
+        "bus_gpus": sorted(gpu.name for gpu in gpus),
+        "bridges": sorted({part for gpu in gpus for part in gpu.resolve().parts[:-1] if part.count(":") == 2}),
+        "iommu_units": sorted(unit.name for unit in units.iterdir()) if units.is_dir() else [],
+        "iommu_types": {bus: kind for bus, kind in types.items() if kind},
+        "numa_nodes": {bus: int(node) for bus, node in nodes.items() if node.lstrip("-").isdigit()},
+    }
+
+
+def _is_gpu(device: Path) -> bool:
+    kind = (text_of(device / "class") or "").strip()
+    given_away = (device / "driver").resolve().name == "vfio-pci"
+    return (text_of(device / "vendor") or "").strip() == _NVIDIA and kind.startswith("0x03") and not given_away
+
+
+def vendor(cpuinfo: str) -> str:
+    return "amd" if "AuthenticAMD" in cpuinfo else "intel" if "GenuineIntel" in cpuinfo else ""

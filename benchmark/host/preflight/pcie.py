@@ -1,0 +1,159 @@
+"""What lies between the GPUs: links, P2P, ACS and IOMMU (which send P2P around through the CPU), NUMA."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from .check import Check, listed
+from .smi import Topology
+
+_FAR = ("PHB", "NODE", "SYS")
+_P2P_WORDS = {
+    "CNS": "chipset not supported (the driver blocks it on this card or board)",
+    "GNS": "GPU not supported",
+    "TNS": "topology not supported",
+    "NS": "not supported",
+    "U": "unknown",
+}
+_DEVICE = re.compile(r"^((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s", re.IGNORECASE)
+_OFF = re.compile(r"\b(?:(?:amd_|intel_)?iommu)=off\b")
+
+
+def topology(found: Topology | None) -> Check:
+    if found is None:
+        return Check("topology", "unknown", "nvidia-smi topo -m could not be read")
+    if len(found.links) == 1:
+        return Check("topology", "ok", "one GPU")
+    seen = f"links between {len(found.links)} GPUs: {listed(found.kinds)}"
+    if any(kind in _FAR for kind in found.kinds):
+        seen += "; beyond one switch NCCL uses P2P only with NCCL_P2P_LEVEL=SYS"
+    return Check("topology", "ok", seen)
+
+
+def worst_pair(found: Topology | None, count: int) -> tuple[int, int]:
+    """The two GPUs that are farthest apart, where P2P fails first; the first and the last without a matrix."""
+    order = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5}
+    if found is None or len(found.links) != count:
+        return 0, max(1, count - 1)
+    pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
+    return max(pairs, key=lambda pair: order.get(found.links[pair[0]][pair[1]], 0), default=(0, 1))
+
+
+def p2p(read: list[list[str]] | None, write: list[list[str]] | None) -> Check:
+    """`topo -p2p r` and `w`. OK is what the driver would allow; whether it works, the communication check tells."""
+    if read is None:
+        return Check("p2p", "unknown", "nvidia-smi topo -p2p r could not be read")
+    if len(read) == 1:
+        return Check("p2p", "ok", "one GPU")
+    refused: dict[str, list[str]] = {}
+    for way, matrix in (("read", read), ("write", write or [])):
+        for row, cells in enumerate(matrix):
+            for column, cell in enumerate(cells):
+                if column > row and cell not in ("OK", "X"):
+                    refused.setdefault(f"{way} {cell}", []).append(f"{row}-{column}")
+    if not refused:
+        return Check("p2p", "ok", "allowed between every two GPUs; that it works, the communication check proves")
+    parts = []
+    for kind, pairs in refused.items():
+        meaning = _P2P_WORDS.get(kind.split()[1], kind)
+        shown = listed(pairs[:4]) + (f" and {len(pairs) - 4} more" if len(pairs) > 4 else "")
+        parts.append(f"{kind} ({meaning}) between GPUs {shown}")
+    mend = "Expect shared memory instead (slower). Look at BIOS, IOMMU, MIG and a guest's GPU passthrough."
+    return Check("p2p", "warning", "; ".join(parts), mend)
+
+
+def acs_controls(text: str) -> dict[str, str]:
+    """{device: its ACSCtl flags} from `lspci -vvv` (or -D, with domains)."""
+    found: dict[str, str] = {}
+    device = "?"
+    for line in text.splitlines():
+        if match := _DEVICE.match(line):
+            device = match.group(1).lower()
+            device = device if device.count(":") == 2 else f"0000:{device}"
+        elif (told := line.strip()).startswith("ACSCtl:"):
+            found[device] = told.removeprefix("ACSCtl:").strip()
+    return found
+
+
+def acs(text: str | None, *, root: bool, above: Sequence[str], gpus: int, guest: bool) -> Check:
+    """Request or completion redirect on a bridge above the GPUs: P2P reports OK, then NCCL hangs or crawls.
+
+    SrcValid+ alone is harmless (38 of 40 bridges of a healthy host have it).
+
+    Args:
+        text: `lspci -vvv`; None where there is no lspci.
+        above: the bridges between the GPUs and their roots, as sysfs tells; all bridges count where it is empty.
+        guest: a virtual machine, whose host needs ACS for passthrough.
+    """
+    if text is None:
+        return Check("acs", "unknown", "there is no lspci", "apt install pciutils")
+    controls = acs_controls(text)
+    if not controls and not root:
+        return Check("acs", "unknown", "lspci shows ACS to root only", "Run the playbook with become: true.")
+    redirect = [bus for bus, flags in controls.items() if re.search(r"\b(?:ReqRedir|CmpltRedir)\+", flags)]
+    between = [bus for bus in redirect if bus in above or not above]
+    if not between:
+        return Check("acs", "ok", f"no redirect on the {len(controls)} bridges that have ACS")
+    seen = f"redirect on {listed(between[:6])}" + (f" and {len(between) - 6} more" if len(between) > 6 else "")
+    mend = "at each boot: " + "; ".join(f"setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in between[:16])
+    if gpus < 2:
+        return Check("acs", "ok", f"{seen}; with one GPU it matters to nobody")
+    if guest:
+        mend = "A guest needs ACS on its host. Let the communication check tell, or run on the bare host."
+        return Check("acs", "warning", f"{seen}; this is a virtual machine", mend)
+    return Check("acs", "fail", f"{seen}: P2P goes through the CPU, and NCCL may hang although P2P says OK", mend)
+
+
+def iommu(command_line: str, units: Sequence[str], types: Mapping[str, str], *, gpus: int) -> Check:
+    """The IOMMU's mode. `units`: /sys/class/iommu; `types`: {GPU's bus id: identity, DMA or DMA-FQ}."""
+    said = listed(re.findall(r"\S*iommu\S*=\S+", command_line)) or "nothing on the kernel's command line"
+    if not units:
+        return Check("iommu", "ok", f"off ({said})")
+    translated = [bus for bus, kind in types.items() if kind.upper().startswith("DMA")]
+    if not types:
+        return Check("iommu", "unknown", f"on ({said}); the mode of the GPUs is not told")
+    if not translated:
+        return Check("iommu", "ok", f"passes through, identity ({said}); if NCCL hangs all the same: iommu=off")
+    seen = f"translates for {len(translated)} of {len(types)} GPUs ({said}); a known cause of NCCL hangs"
+    if gpus < 2:
+        return Check("iommu", "ok", f"translates ({said}); with one GPU it matters little")
+    return Check(
+        "iommu", "warning", seen, "Kernel command line: iommu=pt, or iommu=off where it hangs (see the hints)."
+    )
+
+
+def numa(nodes: Mapping[str, int], online: str, balancing: str | None) -> list[Check]:
+    """Where each GPU's memory is near. `nodes`: {bus id: numa_node of sysfs}; -1 is unknown to the firmware."""
+    sockets = numbers(online)
+    known = {node for node in nodes.values() if node >= 0}
+    if not nodes:
+        where = Check("numa", "unknown", "sysfs does not tell the GPUs' nodes")
+    elif not known:
+        alone = len(sockets) < 2
+        seen = "one node" if alone else f"{len(sockets)} nodes, and the firmware does not say where the GPUs are"
+        where = Check("numa", "ok" if alone else "unknown", seen)
+    else:
+        each = [f"node {node}: {sum(value == node for value in nodes.values())}" for node in sorted(known)]
+        where = Check("numa", "ok", f"GPUs by node: {listed(each)}")
+    if balancing is None or len(sockets) < 2:
+        return [where]
+    if balancing.strip() != "0":
+        seen = "the kernel moves memory between nodes by itself (kernel.numa_balancing)"
+        return [where, Check("numa_balancing", "warning", seen, "sysctl -w kernel.numa_balancing=0")]
+    return [where, Check("numa_balancing", "ok", "off")]
+
+
+def numbers(text: str) -> list[int]:
+    """`0-2,8` -> [0, 1, 2, 8]; what is no list gives what of it is."""
+    found: list[int] = []
+    for part in text.strip().split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
+        if match:
+            first, last = int(match.group(1)), int(match.group(2) or match.group(1))
+            found += range(first, min(last, first + 65536) + 1)
+    return found
+
+
+def iommu_is_off(command_line: str) -> bool:
+    return bool(_OFF.search(command_line))

@@ -1,0 +1,53 @@
+"""Fetch one commit of a model with huggingface_hub, or say what that would take.
+
+`fetch.py plan REQUEST` answers {"needed_bytes", "free_bytes"}; `fetch.py fetch REQUEST` downloads, and goes on where a
+cut download stopped. REQUEST is JSON: {"repository", "commit", "endpoint", "folder"}.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+
+def there(path):
+    """Bytes of a file that is in place; a part that was fetched is not counted, so the plan errs on the safe side."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def plan(hub, request, folder):
+    info = hub.HfApi().model_info(request["repository"], revision=request["commit"], files_metadata=True)
+    needed = sum(file.size or 0 for file in info.siblings if there(folder / file.rfilename) != (file.size or 0))
+    above = folder
+    while not above.exists():
+        above = above.parent
+    return {"needed_bytes": needed, "free_bytes": shutil.disk_usage(above).free}
+
+
+def main():
+    verb, request = sys.argv[1], json.loads(sys.argv[2])
+    if request["endpoint"]:
+        # Read when the library is imported.
+        os.environ["HF_ENDPOINT"] = request["endpoint"]
+    import huggingface_hub as hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    folder = Path(request["folder"])
+    try:
+        if verb == "plan":
+            answer = plan(hub, request, folder)
+        else:
+            hub.snapshot_download(request["repository"], revision=request["commit"], local_dir=folder)
+            answer = {"fetched": True}
+    except (OSError, HfHubHTTPError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        sys.exit(f"{request['repository']} at {request['commit'][:12]} was not fetched: {first}")
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""`make test-install`: the real installation, without a GPU. Each release by playbooks/install.yml, twice.
+
+Asserts that the second run changes nothing, that the compiler of the wheels compiled, that the engine's help is the
+one that flags.json describes, and that the model loaded. About 10 GB of downloads and a few minutes; needs 40 GB of
+disk, Python 3.12 (or --python) and PyPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".shardsweep/install"
+
+# What of the help is known to differ from flags.json, and why.
+EXPECTED = {
+    # Each is the negative form that argparse adds to a flag of its own.
+    "0.5.11": {
+        "missing": [],
+        "unexpected": ["--no-experts-shared-outer-loras", "--no-lora-strict-loading", "--no-record-nolora-graph"],
+        "changed": [],
+    },
+    # Missing: hidden from the help by the engine. Unexpected: a plug-in's (smg-grpc-servicer).
+    "0.5.23": {
+        "missing": ["--forward-pass-metrics-ipc-name", "--forward-pass-metrics-worker-id"],
+        "unexpected": ["--metrics-host", "--metrics-port", "--servicer-impl"],
+        "changed": [],
+    },
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("releases", nargs="*", default=list(EXPECTED))
+    parser.add_argument("--python", default="3.12", help="as sglang_python: a version or a path")
+    parser.add_argument("--user", default="", help="verify as this user (only as root)")
+    parser.add_argument("--keep", action="store_true", help="leave the installation in .shardsweep/install")
+    parser.add_argument("--record", type=Path, help="write the figures into this folder")
+    options = parser.parse_args()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    try:
+        subprocess.run([sys.executable, ROOT / "tests/install/make_model.py", FOLDER / "model"], check=True)
+        figures = [measure(release, options) for release in options.releases or EXPECTED]
+    finally:
+        if not options.keep:
+            shutil.rmtree(FOLDER, ignore_errors=True)
+    text = table(figures)
+    say(text)
+    if options.record:
+        options.record.mkdir(parents=True, exist_ok=True)
+        (options.record / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+        (options.record / "README.md").write_text(text)
+    return 0
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def measure(release: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Install a release, and again; see that it is what it should be."""
+    say(f"SGLang {release}: installing (several GB) ...")
+    first_seconds, first_changed, output = play(release, options)
+    second_seconds, second_changed, _ = play(release, options)
+    see(second_changed == 0, f"the second run of {release} changed {second_changed} things")
+    fact = json.loads((FOLDER / "facts.d/sglang_engine.fact").read_text())
+    model = json.loads((FOLDER / "facts.d/sglang_model.fact").read_text())
+    compiled = re.search(
+        r"CUDA \S+ compiles and links for sm_\d+ with ninja \S+ runtime \d+", re.sub(r"\s+", " ", output)
+    )
+    see(compiled is not None, "no word of a compiler in the first run's output")
+    flags = {name: fact["flags"][name] for name in ("missing", "unexpected", "changed")}
+    see(flags == EXPECTED.get(release, flags), f"the help of {release} differs from flags.json by {flags}")
+    see(fact["release"] == release, f"the fact tells of {fact['release']}")
+    see(model["loaded"]["vocabulary"] == 256, f"the tokenizer of the small model has {model['loaded']}")
+    venv = FOLDER / "sglang/venv"
+    see(venv.resolve() == Path(fact["venv"]), "the link in use leads elsewhere")
+    nvcc = (FOLDER / "sglang/cuda/bin/nvcc").resolve()
+    see(os.stat(nvcc).st_mode & 0o005 == 0o005, f"{nvcc} may not be run by every user")
+    return {
+        "release": release,
+        "day": time.strftime("%Y-%m-%d"),
+        "first_run_seconds": round(first_seconds),
+        "first_run_changed": first_changed,
+        "second_run_seconds": round(second_seconds),
+        "second_run_changed": second_changed,
+        "venv_gib": round(folder_bytes(venv.resolve()) / 2**30, 2),
+        "packages": len((venv / "installed.txt").read_text().split()),
+        "toolkit": compiled[0] if compiled else "",
+        "flags": fact["flags"],
+        "versions": fact["versions"],
+        "user": options.user or "the one who ran this",
+        "processors": os.cpu_count(),
+        "system": platform.platform(),
+    }
+
+
+def play(release: str, options: argparse.Namespace) -> tuple[float, int, str]:
+    """Run the playbook: (seconds, tasks that changed something, output)."""
+    settings = {"sglang_release": release, "sglang_python": options.python}
+    if options.user:
+        settings.update({f"{role}_user": options.user for role in ("sglang", "cuda", "sglang_model")})
+    began = time.monotonic()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ansible", "playbook", ROOT / "playbooks/install.yml"),
+            *("--inventory", ROOT / "tests/install/inventory", "--extra-vars", json.dumps(settings)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        say(done.stdout[-6000:] + done.stderr[-2000:])
+        raise SystemExit(f"playbooks/install.yml failed for SGLang {release}.")
+    changed = re.search(r"changed=(\d+)", done.stdout)
+    return time.monotonic() - began, int(changed[1]) if changed else -1, done.stdout
+
+
+def see(good: bool, otherwise: str) -> None:
+    if not good:
+        raise SystemExit(f"test-install: {otherwise}.")
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def table(figures: list[dict[str, Any]]) -> str:
+    """The figures as Markdown."""
+    lines = [
+        "# Real installations",
+        "",
+        "Written by `make test-install`: `playbooks/install.yml` on a machine without a GPU, from PyPI, with CUDA by "
+        "wheels. The second run changed nothing.",
+        "",
+        "| release | first run | second run | size | packages | as | toolkit |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in figures:
+        lines.append(
+            f"| {one['release']} | {one['first_run_seconds']} s | {one['second_run_seconds']} s | {one['venv_gib']} GiB | "
+            f"{one['packages']} | {one['user']} | {one['toolkit']} |"
+        )
+    lines.append("")
+    for one in figures:
+        shown = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
+        lines += [f"{one['release']}: {one['flags']['sentence']} Versions: {shown}.", ""]
+    lines.append(f"On {figures[0]['day']}, {figures[0]['processors']} processors, {figures[0]['system']}.")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""The communication check: NCCL's own lines, hangs named as hangs, verdicts. Ranks without torch are stood in for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmark.host import communication as check
+from benchmark.host.communication import __main__ as runner
+from benchmark.host.communication import group, nccl_log, verdict
+from benchmark.host.settings import HostError, Settings, read_json, write_json
+
+# Format strings of NCCL's source, and lines of public logs (nccl#1817).
+LINES = """\
+gpu1:884:1022 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
+gpu1:884:1022 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS
+gpu1:884:1022 [0] NCCL INFO NCCL_SHM_DISABLE set by environment to 1.
+gpu1:884:1022 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
+gpu1:884:1022 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+gpu1:885:1023 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/IPC
+gpu1:885:1023 [1] NCCL INFO Channel 00 : 1[1] -> 2[2] via SHM/direct/direct
+gpu1:886:1024 [2] NCCL INFO Channel 00/0 : 2[2] -> 3[3] [receive] via NET/Socket/0
+gpu1:886:1024 [2] NCCL INFO Channel 00/0 : 7[7] -> 6[6] via P2P/direct pointer
+gpu1:887:1025 [3] NCCL WARN Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes
+gpu1:887:1025 [3] NCCL INFO Connected all rings
+"""
+
+
+def test_transports_in_the_words_of_nccl():
+    log = nccl_log.read(LINES.splitlines())
+    assert log.transports == {"P2P/CUMEM": 2, "P2P/IPC": 1, "SHM": 1, "NET": 1, "P2P/direct": 1}
+    assert log.pairs == {"0-1": "P2P/IPC", "1-2": "SHM", "2-3": "NET", "6-7": "P2P/direct"}
+    assert log.environment == ["NCCL_P2P_LEVEL set by environment to SYS", "NCCL_SHM_DISABLE set by environment to 1"]
+    assert log.warnings == ["Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes"]
+    assert log.version == "2.28.9"
+
+
+@given(st.text(max_size=300))
+def test_wild_logs_are_never_an_error(text):
+    nccl_log.read(text.splitlines())
+
+
+# Ranks that stand in: what they print is what ranks.py prints.
+
+GOOD = """
+import json, os
+rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def tell(**said): print("@" + json.dumps(said), flush=True)
+tell(stage="import")
+tell(stage="group", torch="2.11.0", backend="nccl", nccl="2.28.9")
+print(f"h:1:2 [{rank}] NCCL INFO Channel 00/0 : {rank}[{rank}] -> {(rank + 1) % count}[0] via P2P/CUMEM", flush=True)
+tell(stage="first all-reduce")
+if rank == 0:
+    tell(size={"bytes": 1024, "rounds": 10, "seconds": 2e-5})
+    tell(size={"bytes": 268435456, "rounds": 10, "seconds": 0.01})
+    tell(step={"tokens": 1, "bytes": 14336, "all_reduces": 123, "graph": True, "seconds": 0.00246,
+               "all_reduce_seconds": 2e-5})
+print(os.environ.get("NCCL_GRAPH_FILE", "no graph file"), os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+tell(stage="done")
+"""
+HANGS = GOOD.replace('tell(stage="first all-reduce")', 'tell(stage="first all-reduce")\nimport time; time.sleep(60)')
+ONE_FAILS = GOOD.replace(
+    'tell(stage="first all-reduce")',
+    'tell(stage="first all-reduce")\nif rank == 1: raise RuntimeError("NCCL error: unhandled system error")\n'
+    "import time; time.sleep(60)",
+)
+WRONG = GOOD.replace('tell(stage="done")', 'tell(stage="wrong data"); import sys; sys.exit(4)')
+NO_TORCH = 'import sys; print(\'@{"stage": "no torch"}\', flush=True); sys.exit(3)'
+
+
+def ranks(tmp_path: Path, text: str) -> Path:
+    script = tmp_path / "ranks.py"
+    script.write_text(text)
+    return script
+
+
+def request(**more) -> group.Request:
+    return group.Request(**({"python": sys.executable, "ranks": 2, "gpus": [0, 7], "seconds": 20.0} | more))
+
+
+def test_a_group_that_talks(tmp_path):
+    result = group.run(request(), tmp_path / "logs", ranks(tmp_path, GOOD))
+    assert (result.outcome, result.stage, result.backend, result.nccl) == ("ok", "done", "nccl", "2.28.9")
+    assert result.transports == {"P2P/CUMEM": 2}
+    small, large = result.sizes
+    assert small["seconds"] == 2e-5
+    # 256 MiB in 10 ms; with two ranks each link carries 2 (2 - 1) / 2 = 1 times that.
+    assert large["bandwidth_bytes_per_second"] == pytest.approx(26_843_545_600)
+    assert large["bus_bandwidth_bytes_per_second"] == pytest.approx(26_843_545_600)
+    first, second = verdict.judge("ep8", [result])
+    assert first.id == "communication_2"
+    assert first.verdict == "ok"
+    assert first.seen == (
+        "ep8: 2 ranks on GPU 0, 7, nccl: 20 us at 1 KiB, 26.8 GB/s a link at 256 MiB, "
+        "123 of 1 token in one CUDA graph 2.46 ms"
+    )
+    assert (second.id, second.verdict, second.seen) == ("transport", "ok", "ep8: P2P/CUMEM 2 channels")
+
+
+def test_bus_bandwidth_of_eight_ranks(tmp_path):
+    result = group.run(request(ranks=8, gpus=list(range(8))), tmp_path / "logs", ranks(tmp_path, GOOD))
+    # nccl-tests: 2 (8 - 1) / 8 = 1.75 times the message's own.
+    assert result.sizes[1]["bus_bandwidth_bytes_per_second"] == pytest.approx(1.75 * 26_843_545_600)
+
+
+def test_a_hang_is_named_as_one(tmp_path):
+    began = time.monotonic()
+    result = group.run(request(seconds=1.5), tmp_path / "logs", ranks(tmp_path, HANGS))
+    assert time.monotonic() - began < 8
+    assert (result.outcome, result.stage) == ("hang", "first all-reduce")
+    (told,) = verdict.judge("ep8", [result])
+    assert told.verdict == "fail"
+    assert "communication hang" in told.seen
+    assert "in the first all-reduce" in told.seen
+    for word in ("ACS", "IOMMU", "setpci", "iommu=off"):
+        assert word in told.mend
+
+
+def test_nothing_is_left_of_a_hang(tmp_path):
+    script = ranks(tmp_path, HANGS)
+    group.run(request(seconds=1.0), tmp_path / "logs", script)
+    assert not [file for file in Path("/proc").glob("[0-9]*/cmdline") if str(script) in _reads(file)]
+
+
+def _reads(file: Path) -> str:
+    try:
+        return file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_a_rank_that_fails_is_not_called_a_hang(tmp_path):
+    began = time.monotonic()
+    result = group.run(request(seconds=30.0), tmp_path / "logs", ranks(tmp_path, ONE_FAILS))
+    assert time.monotonic() - began < 15
+    assert result.outcome == "failed"
+    assert result.error == "rank 1: RuntimeError: NCCL error: unhandled system error"
+
+
+def test_data_that_is_wrong(tmp_path):
+    result = group.run(request(), tmp_path / "logs", ranks(tmp_path, WRONG))
+    assert result.outcome == "wrong"
+    assert verdict.judge("ep8", [result])[0].verdict == "fail"
+
+
+def test_an_engine_without_torch(tmp_path):
+    result = group.run(request(), tmp_path / "logs", ranks(tmp_path, NO_TORCH))
+    assert verdict.judge("ep8", [result])[0].verdict == "unknown"
+
+
+def test_a_python_that_is_not_there(tmp_path):
+    result = group.run(request(python="/nowhere/python"), tmp_path / "logs", ranks(tmp_path, GOOD))
+    assert (result.outcome, "/nowhere/python" in result.error) == ("failed", True)
+
+
+def test_a_graph_file_of_all_gpus_is_kept_from_a_pair(tmp_path):
+    graph = {"NCCL_GRAPH_FILE": "/etc/graph.xml"}
+    group.run(request(environment=graph, whole=False), tmp_path / "pair", ranks(tmp_path, GOOD))
+    group.run(request(environment=graph, whole=True), tmp_path / "all", ranks(tmp_path, GOOD))
+    assert "no graph file 0,7" in (tmp_path / "pair/rank-0.log").read_text()
+    assert "/etc/graph.xml 0,7" in (tmp_path / "all/rank-0.log").read_text()
+
+
+def a_result(**more) -> group.Result:
+    known = {"outcome": "ok", "ranks": 8, "gpus": list(range(8)), "stage": "done", "seconds": 30.0, "backend": "nccl"}
+    return group.Result(**(known | more))
+
+
+@pytest.mark.parametrize(
+    ("transports", "expected"),
+    [
+        ({"P2P/CUMEM": 16}, "ok"),
+        ({"P2P/IPC": 8}, "ok"),
+        ({"SHM": 8, "P2P/CUMEM": 8}, "warning"),
+        ({"NET": 2}, "fail"),
+        ({}, "unknown"),
+    ],
+)
+def test_verdict_on_transports(transports, expected):
+    assert verdict.judge("ep8", [a_result(transports=transports)])[-1].verdict == expected
+
+
+def test_small_shared_memory_is_said_to_be_the_cause():
+    failed = a_result(outcome="failed", stage="group", error="failed to extend /dev/shm/nccl-03v824 to 4194660 bytes")
+    assert "remount" in verdict.judge("ep8", [failed])[0].mend
+
+
+def test_torch_that_does_not_come_up_is_no_communication_hang():
+    check_ = verdict.judge("ep8", [a_result(outcome="hang", stage="import")])[0]
+    assert "communication hang" not in check_.seen
+
+
+# What is run
+
+
+def spec(*environments: dict[str, str]) -> check.Spec:
+    return check.Spec(python="/p", runs=[check.Run(name=f"c{n}", environment=e) for n, e in enumerate(environments)])
+
+
+def test_a_pair_and_then_all():
+    (planned,) = check.plan(spec({"NCCL_P2P_LEVEL": "SYS", "HF_TOKEN": "secret", "PATH": "/x"}), 8, (0, 5))
+    pair, everyone = planned.requests
+    assert (pair.gpus, pair.ranks, pair.whole) == ([0, 5], 2, False)
+    assert (everyone.gpus, everyone.ranks, everyone.whole) == (list(range(8)), 8, True)
+    assert pair.environment == {"NCCL_P2P_LEVEL": "SYS", "PATH": "/x"}  # no secrets reach the plan's file
+
+
+def test_equal_environments_are_tried_once():
+    planned = check.plan(spec({"NCCL_DEBUG": "WARN"}, {}, {"NCCL_DEBUG": "WARN"}), 2, (0, 1))
+    assert [p.name for p in planned] == ["c0, c2", "c1"]
+    assert [len(p.requests) for p in planned] == [1, 1]
+    assert planned[0].requests[0].whole
+
+
+def test_one_gpu_has_nobody_to_talk_to():
+    assert check.plan(spec({}), 1, (0, 0)) == []
+
+
+def test_without_a_gpu_gloo_is_used():
+    (planned,) = check.plan(spec({}), 0, (0, 1))
+    assert [(r.backend, r.ranks, r.gpus) for r in planned.requests] == [("gloo", 2, []), ("gloo", 4, [])]
+
+
+def test_after_a_hang_of_the_pair_not_all_are_tried(tmp_path):
+    planned = check.Planned(name="ep8", requests=[request(seconds=1.0), request(ranks=4, gpus=[0, 1, 2, 3])])
+    write_json(tmp_path / check.PLAN, {"token": "t", "planned": msgspec.to_builtins([planned])})
+    runner.main(tmp_path, ranks(tmp_path, HANGS))
+    result = read_json(tmp_path / check.RESULT)
+    assert result["token"] == "t"
+    assert [r["outcome"] for r in result["runs"][0]["results"]] == ["hang"]
+    assert [c["verdict"] for c in result["checks"]] == ["fail"]
+
+
+def test_what_the_plan_of_a_configuration_can_use(tmp_path):
+    planned = check.Planned(name="ep8", requests=[request()])
+    write_json(tmp_path / check.PLAN, {"token": "t", "planned": msgspec.to_builtins([planned])})
+    runner.main(tmp_path, ranks(tmp_path, GOOD))
+    assert read_json(tmp_path / check.RESULT)["allreduce"] == [{"group": 2, "bytes": 14336, "seconds": 2e-5}]
+
+
+# The verb
+
+
+def settings(tmp_path: Path, engine: str = "sglang") -> Settings:
+    return Settings(
+        state=tmp_path, unit_directory=tmp_path, manager="supervisor", nvidia_smi=["/nowhere"], engine=engine
+    )
+
+
+ASKED = {"python": sys.executable, "runs": [{"name": "host", "environment": {}}], "seconds": 20.0}
+
+
+def test_a_simulated_engine_has_nothing_to_send(tmp_path):
+    answer = check.communication(settings(tmp_path, "simulated"), ASKED, "t")
+    assert answer["phase"] == "done"
+    assert answer["checks"][0]["verdict"] == "unknown"
+
+
+@pytest.mark.parametrize("asked", [{}, {"python": "/p", "runs": []}, {"python": "/p", "runs": [{"nom": 1}]}])
+def test_what_makes_no_sense_is_refused(tmp_path, asked):
+    with pytest.raises(HostError):
+        check.communication(settings(tmp_path), asked, "t")
+
+
+def test_a_second_check_waits_for_the_first(tmp_path):
+    from benchmark.host import processes
+
+    state = {"token": "first", "pid": os.getpid(), "started": processes.started_at(os.getpid())}
+    write_json(tmp_path / check.FOLDER / check.STATE, state)
+    with pytest.raises(HostError, match="Another communication check"):
+        check.communication(settings(tmp_path), ASKED, "second")
+
+
+def test_a_check_that_broke_says_where_to_look(tmp_path):
+    folder = tmp_path / check.FOLDER
+    write_json(folder / check.STATE, {"token": "t", "pid": 2**22 + 1, "started": 1.0})
+    (folder / "check.log").write_text("Traceback\nKeyError: 'x'\n")
+    answer = check.communication(settings(tmp_path), ASKED, "t")
+    assert answer["phase"] == "failed"
+    assert "KeyError: 'x'" in answer["error"]
+
+
+def test_an_engine_without_torch_end_to_end(tmp_path):
+    """This Python has no torch in the project's own environment; where it has, the check simply runs."""
+    here = settings(tmp_path)
+    for _ in range(20):
+        answer = check.communication(here, ASKED, "t", seconds=3.0)
+        if answer["phase"] != "running":
+            break
+    assert answer["phase"] == "done"
+    assert answer["checks"][0]["id"] == "communication_2"
+    assert read_json(tmp_path / "host.json")["communication"]["runs"][0]["name"] == "host"

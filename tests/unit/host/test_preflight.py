@@ -1,0 +1,233 @@
+"""Whole hosts judged, commands with time limits, and what the record of a measurement takes from it."""
+
+from __future__ import annotations
+
+import stat
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from benchmark.host import preflight
+from benchmark.host.preflight import judge, look, run
+from benchmark.host.preflight.look import Seen
+from benchmark.host.preflight.run import Answer
+from benchmark.host.settings import Settings, read_json
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+GIB = 1 << 30
+
+
+def answered(path: str) -> Answer:
+    return Answer("ok", (CAPTURES / path).read_text(), "", 0)
+
+
+def a_host(**more) -> Seen:
+    """The captured host with two H200s, and around it a host in good order."""
+    known = {
+        "query": answered("two-gpus/query.csv"),
+        "topology": answered("two-gpus/topo.txt"),
+        "p2p_read": answered("two-gpus/p2p.txt"),
+        "p2p_write": answered("two-gpus/p2p.txt"),
+        "long": answered("host/nvidia-smi/smi_q.txt"),
+        "bus_gpus": ["0000:00:06.0", "0000:00:07.0"],
+        "lspci": Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir- CmpltRedir-\n"),
+        "kernel_log": [],
+        "root": True,
+        "files": {
+            "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  x",
+            "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm": "N\n",
+            "/proc/cmdline": "ro quiet",
+            "/proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
+            "/sys/devices/system/node/online": "0\n",
+            "/sys/devices/system/cpu/online": "0-31\n",
+        },
+        "numa_nodes": {"0000:00:06.0": 0, "0000:00:07.0": 0},
+        "uvm_device": True,
+        "shm": (64 * GIB, 63 * GIB),
+        "limits": {"stack": 8 << 20},
+        "limits_of": "systemd's defaults",
+        "unit_sets_limits": True,
+        "port": 30001,
+        "cpus_allowed": 32,
+    }
+    return Seen(**(known | more))
+
+
+def verdicts(seen: Seen) -> dict[str, str]:
+    return {check.id: check.verdict for check in judge.judge(seen, GIB)}
+
+
+def test_a_host_in_good_order_has_nothing_to_mend():
+    found = verdicts(a_host())
+    assert set(found.values()) == {"ok"}
+    # Every subject that issue 3 names is there.
+    assert {
+        "gpus", "driver", "kernel_module", "link_width", "link_generation", "topology", "p2p", "acs", "iommu", "numa",
+        "rebar", "mig", "ecc", "persistence", "power_limit", "memory", "shm", "limits", "port", "xid",
+    } <= set(found)  # fmt: skip
+
+
+def test_checks_have_one_id_each():
+    checks = judge.judge(a_host(), GIB)
+    assert len({check.id for check in checks}) == len(checks)
+
+
+def test_what_is_wrong_is_found_wherever_it_is():
+    sick = a_host(
+        query=Answer(
+            "ok", (CAPTURES / "two-gpus/query.csv").read_text().replace("5, 5, 16, 16, 124", "1, 5, 1, 16, 124")
+        ),
+        lspci=Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir+ CmpltRedir+\n"),
+        kernel_log=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout"],
+        shm=(64 << 20, 64 << 20),
+        port_holders=["pid 7 (joe): nginx"],
+    )
+    failed = {name for name, verdict in verdicts(sick).items() if verdict == "fail"}
+    assert failed == {"link_width", "acs", "xid", "shm", "port"}
+
+
+def test_what_cannot_be_seen_is_unknown_and_not_ok():
+    blind = a_host(
+        lspci=Answer("ok", "0000:40:01.1 PCI bridge: x\n\tCapabilities: <access denied>\n"),
+        kernel_log=None,
+        root=False,
+        topology=Answer("failed"),
+        p2p_read=Answer("hung"),
+        long=Answer("hung"),
+        numa_nodes={},
+        limits={},
+    )
+    found = verdicts(blind)
+    hidden = {"acs", "xid", "pcie_errors", "topology", "p2p", "recovery", "rebar", "numa", "limits"}
+    assert {name for name, verdict in found.items() if verdict == "unknown"} == hidden
+
+
+def test_a_host_without_gpus_is_checked_for_the_rest():
+    found = verdicts(a_host(query=Answer("absent"), bus_gpus=[]))
+    assert found["gpus"] == "unknown"
+    assert {"shm", "limits", "port"} <= set(found)
+    assert "fail" not in found.values()
+
+
+def test_a_table_that_cannot_be_read():
+    assert verdicts(a_host(query=Answer("ok", "what?\n")))["nvidia_smi"] == "fail"
+
+
+def test_simulated_gpus_are_not_looked_for_in_this_machine():
+    found = verdicts(a_host(simulated=True))
+    assert not {"acs", "iommu", "xid", "kernel_module", "uvm", "all_gpus"} & set(found)
+
+
+def test_what_a_record_keeps_of_each_gpu():
+    first, second = judge.gpu_facts(a_host())
+    assert first == {
+        "bus_id": "00000000:00:06.0", "index": 0, "pcie_width": 16, "pcie_width_max": 16, "pcie_generation": 5,
+        "pcie_generation_max": 5, "numa_node": 0, "compute_capability": "9.0", "ecc": "Enabled",
+    }  # fmt: skip
+    assert second["index"] == 1
+
+
+def test_the_fact_has_nothing_that_moves():
+    now, later = (a_host(query=Answer("ok", text)) for text in _two_looks())
+    facts = [judge.fact(seen, judge.judge(seen, GIB)) for seen in (now, later)]
+    assert facts[0] == facts[1]
+    assert facts[0]["driver"] == "580.159.04"
+
+
+def _two_looks():
+    text = (CAPTURES / "two-gpus/query.csv").read_text()
+    return text, text.replace("127.11 W", "80.00 W").replace("5, 5, 16, 16, 124", "1, 5, 16, 16, 90").replace(
+        "38,", "51,"
+    )
+
+
+# Commands
+
+
+def test_a_command_that_is_not_there():
+    assert run.run(["/nowhere/nvidia-smi"]).state == "absent"
+
+
+def test_a_command_that_fails_is_told_whole():
+    answer = run.run([sys.executable, "-c", "import sys; print('a'); print('b', file=sys.stderr); sys.exit(18)"])
+    assert (answer.state, answer.text, answer.error, answer.code) == ("failed", "a\n", "b\n", 18)
+
+
+def test_a_command_that_hangs_is_ended_with_its_children():
+    began = time.monotonic()
+    answer = run.run(["sh", "-c", "sleep 30 & sleep 30"], seconds=0.3)
+    assert answer.state == "hung"
+    assert time.monotonic() - began < 5
+
+
+# The verb
+
+
+def settings(tmp_path: Path, script: str) -> Settings:
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    return Settings(
+        state=tmp_path, unit_directory=tmp_path, manager="supervisor", nvidia_smi=[str(command)], engine="simulated"
+    )
+
+
+OLD_DRIVER = """
+case "$*" in
+  *clocks_event_reasons*) echo 'Field "clocks_event_reasons.active" is not a valid field to query.'; exit 2 ;;
+  *query-gpu*)
+    echo 'index, name, memory.total [MiB], memory.used [MiB], driver_version'
+    echo '0, L4, 2 MiB, 1 MiB, 550.1' ;;
+  *query-compute*) echo 'pid, process_name, used_gpu_memory [MiB], gpu_uuid' ;;
+esac
+"""
+
+
+def test_a_field_that_an_older_driver_lacks_is_left_out(tmp_path):
+    found = {check["id"]: check for check in preflight.preflight(settings(tmp_path, OLD_DRIVER), [])["checks"]}
+    assert found["gpus"]["seen"] == "1 x L4, 2 MiB"
+    assert found["driver"]["verdict"] == "fail"
+    assert found["link_width"]["verdict"] == "unknown"
+
+
+def test_an_nvidia_smi_that_hangs_fails_the_host_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(run.run, "__kwdefaults__", {"environment": None, "seconds": 0.3})
+    began = time.monotonic()
+    answer = preflight.preflight(settings(tmp_path, "sleep 30"), [])
+    assert time.monotonic() - began < 8
+    assert answer["checks"][0]["verdict"] == "fail"
+    assert answer["checks"][0]["id"] == "nvidia_smi"
+
+
+def test_what_is_known_of_a_host_reaches_the_record(tmp_path):
+    here = settings(tmp_path, "exit 9")
+    devices = [{"index": 0, "bus_id": "00000000:00:06.0", "name": "H200"}]
+    assert preflight.for_record(here, devices) == {"gpus": devices, "details": {}}
+    seen = a_host()
+    checks = [preflight.Check("acs", "fail", "redirect"), preflight.Check("mig", "ok", "off")]
+    known = {"gpus": judge.gpu_facts(seen), "topology": "matrix", "checks": msgspec.to_builtins(checks)}
+    preflight.remember(here, known)
+    preflight.remember(here, {"communication": {"runs": []}})
+    told = preflight.for_record(here, devices)
+    assert told["gpus"][0]["name"] == "H200"
+    assert told["gpus"][0]["pcie_width_max"] == 16
+    assert told["details"]["topology"] == "matrix"
+    assert [check["id"] for check in told["details"]["checks"]] == ["acs"]
+    assert read_json(tmp_path / "host.json")["communication"] == {"runs": []}
+
+
+def test_a_host_file_that_is_broken_is_begun_anew(tmp_path):
+    here = settings(tmp_path, "exit 9")
+    (tmp_path / "host.json").write_text("[1, 2]")
+    assert preflight.for_record(here, []) == {"gpus": [], "details": {}}
+    preflight.remember(here, {"topology": "x"})
+    assert read_json(tmp_path / "host.json") == {"topology": "x"}
+
+
+def test_this_machine_can_be_looked_at(tmp_path):
+    seen = look.look(settings(tmp_path, "exit 9"), [])
+    assert seen.query.state == "failed"
+    assert seen.cpus_allowed > 0
+    assert "/proc/cmdline" in seen.files

@@ -1,0 +1,330 @@
+"""Checks of what is around the GPUs: driver, PCIe, kernel log, memory, limits. Public cases are named beside each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmark.host.preflight import driver, kernel_log, pcie, smi, system
+from benchmark.host.preflight.check import Check, counted, lines, listed
+from benchmark.host.preflight.hints import GRUB, MODPROBE, hints
+from benchmark.host.preflight.run import ABSENT, Answer
+
+GIB = 1 << 30
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22-I3)\n"
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Wed Sep 10 03:00:55 UTC 2025\n"
+
+
+def rows(driver_version="580.95.05", capability="12.0"):
+    return [smi.Row({"index": "0", "driver_version": driver_version, "compute_cap": capability})]
+
+
+# The driver
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [("580.159.04", "ok"), ("595.58.03", "ok"), ("580.65.06", "ok"), ("575.57.08", "fail"), ("[N/A]", "unknown")],
+)
+def test_driver_against_cuda_13(version, verdict):
+    assert driver.version(rows(version)).verdict == verdict
+
+
+def test_kernel_module():
+    assert driver.module(OPEN, rows()) == Check("kernel_module", "ok", "open, 580.95.05")
+    assert driver.module(CLOSED, rows()).verdict == "fail"  # Blackwell
+    assert driver.module(CLOSED, rows(capability="9.0")).verdict == "warning"  # Hopper
+    assert driver.module(None, rows()).verdict == "unknown"
+
+
+def test_libraries_upgraded_under_the_module():
+    # F3.51: unattended upgrade.
+    check = driver.module(OPEN, rows("580.105.08"))
+    assert (check.verdict, check.seen) == ("fail", "module 580.95.05, libraries 580.105.08: upgraded under way")
+
+
+def test_nvidia_smi_that_cannot_speak_to_the_module():
+    said = Answer("failed", "Failed to initialize NVML: Driver/library version mismatch\n", "", 18)
+    check = driver.answers(said, ["0000:06:00.0"], simulated=False)
+    assert check.verdict == "fail"
+    assert check.mend.startswith("Reboot")
+
+
+def test_nvidia_smi_that_hangs():
+    # F3.47: Xid 119.
+    check = driver.answers(Answer("hung", error="no answer within 8 s"), [], simulated=False)
+    assert (check.id, check.verdict) == ("nvidia_smi", "fail")
+    assert "Xid" in check.mend
+
+
+def test_a_host_without_gpus_is_told_so_and_goes_on():
+    check = driver.answers(ABSENT, [], simulated=False)
+    assert (check.verdict, check.seen) == ("unknown", "no GPU")
+    assert "simulated" in check.mend
+    nothing = driver.answers(Answer("failed", "No devices were found\n", "", 6), [], simulated=False)
+    assert nothing.seen == "no GPU"
+
+
+def test_gpus_without_a_driver():
+    check = driver.answers(ABSENT, ["0000:06:00.0"] * 8, simulated=False)
+    assert (check.verdict, check.seen) == ("fail", "8 NVIDIA GPUs on the PCI bus, and no nvidia-smi")
+
+
+def test_nvidia_smi_that_answers():
+    assert driver.answers(Answer("ok", "index\n0\n", "", 0), [], simulated=False) is None
+    assert driver.answers(Answer("failed", "", "boom", 9), [], simulated=False).seen == "exit 9: boom"
+
+
+def test_uvm_and_hmm():
+    assert [check.verdict for check in driver.uvm(True, "Y\n")] == ["ok", "ok"]
+    assert driver.uvm(True, "N\n")[1].seen.startswith("on")
+    device, hmm = driver.uvm(False, None)
+    assert (device.verdict, device.mend, hmm.verdict) == ("fail", "nvidia-modprobe -u -c 0", "unknown")
+
+
+# Between the GPUs
+
+HEALTHY_ACS = """\
+0000:40:01.1 PCI bridge: Advanced Micro Devices, Inc. [AMD] Device 14ab (rev 01) (prog-if 00 [Normal decode])
+\tCapabilities: [2a0 v1] Access Control Services
+\t\tACSCap:\tSrcValid+ TransBlk+ ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans+
+\t\tACSCtl:\tSrcValid+ TransBlk- ReqRedir- CmpltRedir- UpstreamFwd+ EgressCtrl- DirectTrans-
+0000:41:00.0 PCI bridge: Broadcom / LSI PEX890xx PCIe Gen 5 Switch (rev b0) (prog-if 00 [Normal decode])
+\t\tACSCtl:\tSrcValid- TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl- DirectTrans-
+"""
+REDIRECT = HEALTHY_ACS.replace("SrcValid- TransBlk- ReqRedir- CmpltRedir-", "SrcValid+ TransBlk- ReqRedir+ CmpltRedir+")
+
+
+def acs(text, **more):
+    return pcie.acs(text, **({"root": True, "above": [], "gpus": 8, "guest": False} | more))
+
+
+def test_source_validation_alone_is_harmless():
+    # F3.45: SrcValid+ on 38 of 40 bridges of a healthy host. ACSCap says what a bridge could do, not what it does.
+    assert acs(HEALTHY_ACS) == Check("acs", "ok", "no redirect on the 2 bridges that have ACS")
+
+
+def test_redirect_is_not():
+    # F3.34, nccl#2079, vllm#51513.
+    check = acs(REDIRECT)
+    assert check.verdict == "fail"
+    assert check.mend == "at each boot: setpci -s 0000:41:00.0 ECAP_ACS+0x6.w=0000"
+    assert acs(REDIRECT, above=["0000:41:00.0"]).verdict == "fail"
+
+
+def test_redirect_where_no_gpu_is_behind_it():
+    assert acs(REDIRECT, above=["0000:40:01.1"]).verdict == "ok"
+    assert acs(REDIRECT, gpus=1).verdict == "ok"
+    assert acs(REDIRECT, guest=True).verdict == "warning"
+
+
+def test_acs_that_is_not_shown_is_unknown():
+    without = "0000:41:00.0 PCI bridge: Broadcom / LSI PEX890xx\n\tCapabilities: <access denied>\n"
+    assert acs(without, root=False).verdict == "unknown"
+    assert acs(without, root=True).verdict == "ok"
+    assert acs(None).mend == "apt install pciutils"
+
+
+def test_lspci_without_domains():
+    assert list(pcie.acs_controls("41:00.0 PCI bridge: x\n\t\tACSCtl:\tSrcValid+\n")) == ["0000:41:00.0"]
+
+
+def test_iommu():
+    off = pcie.iommu("BOOT_IMAGE=/vmlinuz ro iommu=off amd_iommu=off", [], {}, gpus=8)
+    assert (off.verdict, off.seen) == ("ok", "off (iommu=off and amd_iommu=off)")
+    through = pcie.iommu("iommu=pt", ["ivhd0"], {"0000:06:00.0": "identity"}, gpus=8)
+    assert through.verdict == "ok"
+    # vllm#33041, nccl#1999: a translating IOMMU hangs NCCL.
+    for kind in ("DMA", "DMA-FQ"):
+        translated = pcie.iommu("quiet", ["ivhd0"], {"0000:06:00.0": kind}, gpus=8)
+        assert translated.verdict == "warning"
+        assert "1 of 1 GPUs" in translated.seen
+    assert pcie.iommu("quiet", ["dmar0"], {}, gpus=8).verdict == "unknown"
+    assert pcie.iommu("quiet", ["dmar0"], {"0000:06:00.0": "DMA"}, gpus=1).verdict == "ok"
+
+
+def test_p2p():
+    fine = [["X", "OK"], ["OK", "X"]]
+    assert pcie.p2p(fine, fine).verdict == "ok"
+    assert pcie.p2p([["X"]], None).verdict == "ok"
+    assert pcie.p2p(None, None).verdict == "unknown"
+    # A8: GeForce peers report CNS.
+    blocked = pcie.p2p([["X", "CNS"], ["CNS", "X"]], fine)
+    assert blocked.verdict == "warning"
+    assert "read CNS (chipset not supported" in blocked.seen
+    assert "GPUs 0-1" in blocked.seen
+
+
+def test_topology_and_the_pair_to_try_first():
+    near, far = [["X", "PIX"], ["PIX", "X"]], [["X", "PIX", "SYS"], ["PIX", "X", "NODE"], ["SYS", "NODE", "X"]]
+    assert "NCCL_P2P_LEVEL" not in pcie.topology(smi.Topology(near, [], [])).seen
+    assert pcie.topology(smi.Topology(far, [], [])).seen.startswith("links between 3 GPUs: PIX, SYS and NODE; beyond")
+    assert pcie.topology(None).verdict == "unknown"
+    assert pcie.worst_pair(smi.Topology(far, [], []), 3) == (0, 2)
+    assert pcie.worst_pair(None, 8) == (0, 7)
+
+
+def test_numa():
+    two = {"a": 0, "b": 0, "c": 1, "d": 1}
+    where, balancing = pcie.numa(two, "0-1", "1\n")
+    assert (where.verdict, where.seen) == ("ok", "GPUs by node: node 0: 2 and node 1: 2")
+    assert (balancing.verdict, balancing.mend) == ("warning", "sysctl -w kernel.numa_balancing=0")
+    assert pcie.numa({"a": -1}, "0", "0")[0].verdict == "ok"
+    assert pcie.numa({"a": -1}, "0-1", None)[0].verdict == "unknown"
+    assert pcie.numa({}, "0", None)[0].verdict == "unknown"
+
+
+@given(st.text(max_size=60))
+def test_wild_lists_of_numbers(text):
+    assert all(number >= 0 for number in pcie.numbers(text))
+
+
+def test_lists_of_numbers():
+    assert pcie.numbers("0-2,8\n") == [0, 1, 2, 8]
+    assert len(pcie.numbers("0-63,128-191")) == 128
+
+
+# The kernel log
+
+GSP = "[ 912.1] NVRM: Xid (PCI:0000:c1:00): 119, pid=2671, name=sglang::schedul, Timeout after 45s of waiting for RPC"
+LOST = "kernel: NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict", "said"),
+    [
+        (GSP, "fail", "Xid 119 (the GPU's firmware (GSP) does not answer) at 0000:c1:00"),
+        (LOST, "fail", "Xid 79"),
+        ("NVRM: Xid (PCI:0000:06:00): 62, 2a3b", "fail", "Xid 62"),
+        ("NVRM: Xid (PCI:0000:06:00): 31, pid=99, name=python, MMU Fault", "ok", "Xid 31"),
+        ("NVRM: Xid (PCI:0000:06:00): 999, something new", "warning", "not in our table"),
+        # NVSentinel#155: lost without an Xid, over three lines.
+        ("               NVRM: fallen off the bus and is not responding to commands.", "fail", "fallen off the bus"),
+        ("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.158.01", "ok", "none since boot"),
+    ],
+)
+def test_xid_lines(line, verdict, said):
+    check = kernel_log.xids([line])
+    assert (check.verdict, said in check.seen) == (verdict, True)
+
+
+def test_a_log_that_may_not_be_read_is_unknown():
+    assert kernel_log.xids(None).verdict == "unknown"
+    assert kernel_log.links(None).verdict == "unknown"
+
+
+def test_the_same_xid_many_times():
+    assert kernel_log.xids([GSP] * 3).seen.endswith("at 0000:c1:00, 3 times")
+
+
+def test_links_that_went_down():
+    # B15: surprise link down is bit 5 of the AER status.
+    line = "pcieport 0000:40:01.1: AER:    [ 5] SDES                   (First)"
+    check = kernel_log.links([line])
+    assert (check.verdict, "pcie_aspm=off" in check.mend) == ("warning", True)
+    assert kernel_log.links(["pcieport 0000:40:01.1: AER: enabled with IRQ 31"]).verdict == "ok"
+
+
+# The rest of the host
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "verdict"),
+    [(64 << 20, 64 << 20, "fail"), (4 * GIB, 4 * GIB, "warning"), (16 * GIB, 15 * GIB, "ok"), (16 * GIB, 0, "fail")],
+)
+def test_shared_memory(size, free, verdict):
+    # F3.42: a container has 64 MiB, and NCCL says "failed to extend /dev/shm/nccl-03v824 to 4194660 bytes".
+    assert system.shared_memory(size, free).verdict == verdict
+
+
+def test_no_shared_memory():
+    assert system.shared_memory(None, None).verdict == "unknown"
+
+
+def test_limits():
+    # F3.40: an unlimited stack crashed NCCL before 2.28.
+    good = {"stack": 8 << 20, "files": 1048576, "locked": -1}
+    assert system.limits("us", good, unit_sets=False).verdict == "ok"
+    assert system.limits("us", good | {"stack": -1}, unit_sets=False).verdict == "warning"
+    small = system.limits("us", {"stack": 8 << 20, "files": 1024, "locked": 65536}, unit_sets=False)
+    assert small.mend == "ulimit -n 1048576; ulimit -l unlimited"
+    assert system.limits("systemd", {"stack": 8 << 20}, unit_sets=True).verdict == "ok"
+    assert "DefaultLimitSTACK" in system.limits("systemd", {"stack": -1}, unit_sets=True).mend
+    assert system.limits("systemd", {"stack": None}, unit_sets=True).verdict == "unknown"
+
+
+def test_the_port():
+    span = (32768, 60999)
+    assert system.port(30001, [], False, span).verdict == "ok"
+    assert system.port(30001, ["pid 7 (root): sglang"], True, span).verdict == "ok"
+    taken = system.port(30001, ["pid 7 (joe): nginx"], False, span)
+    assert (taken.verdict, "pid 7 (joe): nginx" in taken.seen) == ("fail", True)
+    assert system.port(30001, None, False, span).verdict == "fail"
+    # F2.27: a port from which outgoing connections take theirs.
+    assert system.port(40000, [], False, span).verdict == "warning"
+
+
+def test_configuration_files_of_nccl():
+    assert system.nccl_files({}).verdict == "ok"
+    assert system.nccl_files({"/etc/nccl.conf": "# nothing\n\n"}).verdict == "ok"
+    check = system.nccl_files({"/etc/nccl.conf": "NCCL_P2P_DISABLE=1\n"})
+    assert (check.verdict, "NCCL_P2P_DISABLE=1" in check.seen) == ("warning", True)
+
+
+def test_processors():
+    # F3.53: an affinity that is already narrow.
+    assert [c.verdict for c in system.processors(128, "0-127", ["performance"])] == ["ok", "ok"]
+    narrow, slow = system.processors(64, "0-127", ["powersave"])
+    assert (narrow.verdict, slow.verdict) == ("warning", "warning")
+    assert len(system.processors(2, "0-1", [])) == 1  # a virtual machine has no governor
+
+
+# Hints
+
+_GRUB = 'GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=pt"\nGRUB_CMDLINE_LINUX=""\n'
+
+
+def test_hints_are_a_diff():
+    checks = [Check("iommu", "warning", "translates"), Check("hmm", "ok", "on; ...")]
+    found = hints(checks, {GRUB: _GRUB}, "quiet iommu=pt", "amd")
+    assert '-GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=pt"' in found
+    assert '+GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=off amd_iommu=off"' in found
+    assert "+options nvidia_uvm uvm_disable_hmm=1" in found
+    assert f"+++ {MODPROBE}\thint" in found
+    assert "reboot when it suits you" in found[-1]
+
+
+def test_no_hints_for_a_host_in_good_order():
+    fine = [Check("iommu", "ok", "off"), Check("acs", "ok", ""), Check("hmm", "ok", "on; ...")]
+    assert hints(fine, {GRUB: _GRUB}, "quiet", "intel") == []
+    assert hints([Check("iommu", "warning", "")], {}, "iommu=off", "intel") == []
+
+
+def test_hints_for_a_host_without_grub():
+    found = hints([Check("acs", "fail", "redirect")], {}, "quiet", "intel")
+    assert '+GRUB_CMDLINE_LINUX_DEFAULT="iommu=off intel_iommu=off"' in found
+
+
+# The table
+
+
+def test_the_table_shows_what_is_wrong_first():
+    checks = [
+        Check("gpus", "ok", "8 x L40S", "never shown"),
+        Check("acs", "fail", "redirect", "setpci"),
+        Check("xid", "unknown", "no log"),
+    ]
+    assert lines(checks) == [
+        "fail     acs   redirect",
+        "               mend: setpci",
+        "unknown  xid   no log",
+        "ok       gpus  8 x L40S",
+        "1 fail, 1 unknown, 1 ok",
+    ]
+    assert counted(checks) == {"fail": 1, "warning": 0, "unknown": 1, "ok": 1}
+    assert lines([]) == ["nothing was checked"]
+
+
+def test_lists_in_words():
+    assert [listed([]), listed([0]), listed([0, 3]), listed([0, 1, 2])] == ["", "0", "0 and 3", "0, 1 and 2"]
