@@ -15,7 +15,7 @@ sweep: $(BIN)/.controller
 	@shardsweep sweep $(SWEEP)
 
 test: $(BIN)/.test
-	@$(BIN)/python -m pytest $(PYTEST)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST)
 
 lint: $(BIN)/.test
 	@ruff check .

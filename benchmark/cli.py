@@ -153,6 +153,50 @@ def report(
 
 
 @application.command()
+def compare(
+    before: Annotated[str, typer.Argument(help="A campaign's folder, or a shipped reference.")],
+    after: Annotated[str, typer.Argument(help="Another.")],
+) -> None:
+    """Say what changed between two campaigns, and what got better or worse beyond noise."""
+    from .campaign.command import compare_command
+
+    raise typer.Exit(compare_command(before, after, _console()))
+
+
+@application.command()
+def measure(
+    url: Annotated[str, typer.Argument(help="A running server, such as http://127.0.0.1:30000.")],
+    concurrencies: Annotated[str, typer.Option(help="The ladder.")] = "1,4,16,64",
+    workload: Annotated[str, typer.Option(help="A shipped workload.")] = "chat",
+    route: Annotated[str, typer.Option(help="generate, completions, chat, or auto.")] = "auto",
+    model: Annotated[str | None, typer.Option(help="The model's name at the server; its first without.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header, such as a key.")] = None,
+    name: Annotated[str, typer.Option(help="What the report calls this server.")] = "server",
+    folder: Annotated[Path | None, typer.Option(help="Where the record and the requests are kept.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Measure the ladder so often.")] = 1,
+    telemetry: Annotated[bool, typer.Option(help="Read this machine's GPUs meanwhile.")] = True,
+) -> None:
+    """Benchmark any running OpenAI-compatible or SGLang server."""
+    from .campaign.measure_command import measure_command
+
+    headers = dict(pair.partition("=")[::2] for pair in header or [])
+    status = measure_command(
+        url,
+        ladder=_ladder(concurrencies),
+        workload=workload,
+        route=route,
+        model=model,
+        headers=headers,
+        name=name,
+        folder=folder,
+        repeats=repeats,
+        telemetry=telemetry,
+        console=_console(),
+    )
+    raise typer.Exit(status)
+
+
+@application.command()
 def schema() -> None:
     """Print the JSON schema of a record."""
     from .campaign.record import schema as record_schema

@@ -209,7 +209,8 @@ def say(line: str) -> None:
 def errors(landscapes: int, seed: int) -> None:
     """Print how often something false is named among eight equal configurations, at any look."""
     say(
-        f"\n{'among 8 equal configurations':<38}{'winner named':>16}{'effect named':>16}{'peak quoted at':>16}{'starts':>10}"
+        f"\n{'among 8 equal configurations':<38}"
+        f"{'winner named':>16}{'effect named':>16}{'peak quoted at':>16}{'starts':>10}"
     )
     each = max(1, landscapes // 2)
     cases = (("quick", 1, 0.02), ("quick", 1, 0.04), ("full", 1, 0.02), ("full", 1, 0.04), ("full", 4, 0.02))
@@ -233,7 +234,7 @@ def false_names(landscape: land.Landscape, confidence: str, looks: int) -> tuple
         point_minutes=land.POINT_MINUTES,
     )
     records, _ = campaign(landscape, settings)
-    first = len(landscape.configurations) if confidence == "quick" else len(records) - 4 * (looks - 1)
+    first = len(landscape.configurations) if confidence == "quick" else len(records) - 6 * (looks - 1)
     decision, winner, effect = {}, False, False
     for count in range(min(first, len(records)), len(records) + 1):
         decision = decide(records[:count])

@@ -1,4 +1,4 @@
-"""The commands `sweep` and `report`: a playbook run and watched, a table at the end."""
+"""The commands `sweep`, `report` and `compare`: a playbook run and watched, a table at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from ..report import write_report
-from ..report.tables import terminal_table
+from ..report.compare import SideError, compare, read_side
+from ..report.tables import comparison_text, terminal_table
 from .decide import decide
 from .playbooks import NoProject, command_line, run_plain, run_watched
 from .progress import LiveView, PlainView
@@ -76,6 +77,21 @@ def report_command(folder: Path, console: Console) -> int:
         console.print(str(error), style="red", highlight=False)
         return _FAILED
     return _show(folder, console)
+
+
+def compare_command(before: str, after: str, console: Console) -> int:
+    """Print what differs between two campaigns.
+
+    Returns:
+        0, 1 when they are not comparable (the text says why), 2 when one of them cannot be read.
+    """
+    try:
+        found = compare(read_side(before), read_side(after), (before, after))
+    except SideError as error:
+        console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        return _USAGE
+    sys.stdout.write(comparison_text(found, width=min(console.width, _WIDTH)).rstrip() + "\n")
+    return _OK if found.comparable else _FAILED
 
 
 def _show(folder: Path, console: Console, *, as_json: bool = False) -> int:

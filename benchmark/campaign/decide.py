@@ -10,7 +10,7 @@ from typing import Any
 from ..engine.configuration import difference
 from .experiments import Comparison, compare, experiments, listed, unread_flags
 from .hosts import host_shifts
-from .objectives import KNOWN, PEAK, SINGLE_STREAM, Objective, Starts, group, objective
+from .objectives import CHOOSING_STARTS, KNOWN, PEAK, SINGLE_STREAM, Objective, Starts, group, objective
 from .reasons import why
 from .record import Record
 from .statistics import ERROR, Noise, drift, pooled_noise, t_point
@@ -76,8 +76,8 @@ def _named(name: Objective | str) -> Objective:
 
 
 def _mean(found: Starts, by: Objective) -> float:
-    logs = found.logs(by)
-    return by.better(math.fsum(logs) / len(logs))
+    """Mean logarithm over all starts, turned so that more is better."""
+    return by.better(math.log(found.mean(by) or 1.0))
 
 
 def _winner(groups: Sequence[Starts], by: Objective, noise: Noise) -> dict[str, Any] | None:
@@ -143,7 +143,7 @@ def _winner_sentence(
     sentence = f"{chosen.name} reached {by.shown(value)}"
     sentence += " with one stream" if by is SINGLE_STREAM else f" at concurrency {rung}"
     fresh = chosen.quoted_starts(by)
-    if len(chosen.values(by)) > 1:
+    if len(chosen.values(by)) > CHOOSING_STARTS:
         sentence += f" on {fresh} fresh start{'s' if fresh > 1 else ''}"
     if verdict == "only":
         return f"{sentence}; nothing else was measured."
@@ -275,14 +275,14 @@ def _more_starts(groups: Sequence[Starts], winner: Mapping[str, Any] | None) -> 
     if winner is None:
         return []
     wanted = []
-    if winner["starts"] == 1:
-        why_one = "Its peak was read on the start that chose it; a fresh start is needed before it is quoted."
+    if winner["starts"] <= CHOOSING_STARTS:
+        why_one = "It was read on the starts that chose it; a fresh start is needed before it is quoted."
         wanted.append((winner["configuration"], winner["host"], why_one))
     if winner["verdict"] == "undecided":
         there = {found.name: found for found in reversed(groups) if found.values(PEAK)}
         told = f"Not told apart from {winner['configuration']}."
         wanted += [(name, there[name].host, told) for name in winner["close"][:3] if name in there]
-        if winner["starts"] > 1:
+        if winner["starts"] > CHOOSING_STARTS:
             wanted.append((winner["configuration"], winner["host"], "Not told apart from those that came close."))
     return [{"configuration": name, "host": host, "starts": 1, "why": text} for name, host, text in wanted]
 
@@ -297,7 +297,7 @@ def _notes(
     if any(record.simulated for starts in groups for record in starts.records):
         notes.append("The engine was simulated: these numbers come from a model of it, not from a GPU.")
     if noise is not None and noise.assumed:
-        notes.append("One start a configuration: 2 % between starts is assumed, and close calls are not decided.")
+        notes.append("One start a configuration: 4 % between starts is assumed, and close calls are not decided.")
     elif noise is not None:
         notes.append(
             f"Starts of one configuration differ by {noise.deviation:.1%} (standard deviation, pooled, "

@@ -289,7 +289,7 @@ def _told(comparison: Comparison) -> str:
 
 def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:
     if any(c.noise.assumed for c in by_objective.values()):
-        basis = " One start each: the interval assumes 2 % between starts."
+        basis = " One start each: the interval assumes 4 % between starts."
     else:
         basis = f" From {found['starts'][0]} and {found['starts'][1]} starts."
     if found["verdict"] != "undecided":

@@ -13,6 +13,8 @@ from functools import cached_property
 from .record import Point, Record
 
 _NOT_AN_INPUT = {"start", "start_number", "repeat", "replicate", "attempt"}
+CHOOSING_STARTS = 2
+"""The first so many starts of a configuration may have chosen it; the next are fresh."""
 LONG_PROMPT_TOKENS = 4096
 """From here on prefill, not the engine's overhead, makes TTFT."""
 
@@ -183,20 +185,27 @@ class Starts:
             return min(shared)
         return max(sorted(shared), key=lambda c: math.fsum(math.log(table[c]) for table in tables if c in table))
 
-    def value(self, by: Objective) -> float | None:
-        """What may be quoted: the geometric mean over fresh starts, or the only start.
-
-        The start that made a configuration a finalist flatters it: the best of eight equal ones reads 2.8 % high
-        (2 % noise). So where there are later starts, the first is not quoted. Effects use all of them.
-        """
+    def mean(self, by: Objective) -> float | None:
+        """The geometric mean over all starts: what configurations are compared by."""
         values = self.values(by)
-        fresh = values[1:] or values
+        return _geometric_mean(values) if values else None
+
+    def value(self, by: Objective) -> float | None:
+        """What may be quoted: the geometric mean over fresh starts, or what there is.
+
+        A start that chose a configuration flatters it: the best of eight equal ones reads 2.8 % high (2 % noise). The
+        first start makes a finalist and the second a winner, so the third is the first that may be quoted.
+        """
+        fresh = self._fresh(by)
         return _geometric_mean(fresh) if fresh else None
 
     def quoted_starts(self, by: Objective) -> int:
         """How many starts `value` rests on."""
-        count = len(self.values(by))
-        return max(count - 1, 1) if count else 0
+        return len(self._fresh(by))
+
+    def _fresh(self, by: Objective) -> list[float]:
+        values = self.values(by)
+        return values[CHOOSING_STARTS:] or values[-1:]
 
     @staticmethod
     def _rungs(record: Record, by: Objective) -> set[int]:

@@ -1,7 +1,7 @@
 """What to start next, how long it takes, and what a budget leaves out. Pure: asked again after each start.
 
 Baseline first; then one start of each configuration, the most promising next (search.py); the baseline again half-way;
-then the finalists again, on fresh starts, in turn; the baseline last. `quick` stops after one start of each.
+then the finalists again, in turn; then the winner on a fresh start, to be quoted; the baseline last. `quick` stops after one start of each.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .objectives import PEAK, Objective, Starts, group
+from .objectives import CHOOSING_STARTS, PEAK, Objective, Starts, group
 from .record import Record
 from .search import Candidate, Outlook, family_of, outlook
-from .statistics import ASSUMED_NOISE, LOOKS, pooled_noise
+from .statistics import LOOKS, USUAL_NOISE, pooled_noise
 
 Plan = Sequence[Mapping[str, Any]]
 """Of each configuration {"configuration": resolved, "plan": what engine/plan.py says}, as engine/search.py gives it."""
@@ -133,7 +133,7 @@ def cost(plan: Plan, settings: Settings) -> Cost:
     if settings.confidence == "quick" or not tried:
         sentence = f"{tried} starts, about {_time(minutes)}; close calls are not decided (confidence=quick)."
         return Cost(tried, minutes, sentence)
-    repeats = max(settings.baseline_starts - 1, 0) + min(settings.finalists, tried)
+    repeats = max(settings.baseline_starts - 1, 0) + min(settings.finalists, tried) + 1
     most = repeats + (settings.looks - 1) * (min(settings.finalists, tried) + 1)
     minutes += most * state.again
     sentence = (
@@ -167,7 +167,7 @@ class _State:
         self.baseline = settings.baseline or baseline_of(configurations)
         self.candidates = [_candidate(e, settings.objective) for e in plan if not _rejected(e)]
         by = settings.objective
-        values = {name: found.value(by) for name, found in self.groups.items()}
+        values = {name: found.mean(by) for name, found in self.groups.items()}
         # Objectives where less is better enter the search upside down.
         self.seen = {name: v if by.more_is_better else 1 / v for name, v in values.items() if v}
         unusable = set(self.groups) - set(self.seen)
@@ -208,17 +208,18 @@ class _State:
         return [*turns, *confirm, *wanted, *(self._settle() if last_done and not confirm else [])]
 
     def _confirm(self) -> list[Turn]:
-        return [
-            self._again(name, len(self.groups[name].records) + 1)
-            for name in self.finalists()
-            if len(self.groups[name].records) < 2
-        ]
+        """A second start of each finalist, and a third of the best of them."""
+        finalists = self.finalists()
+        turns = [self._again(name, 2) for name in finalists if len(self.groups[name].records) < 2]
+        if finalists and len(self.groups[finalists[0]].records) <= CHOOSING_STARTS:
+            turns.append(self._again(finalists[0], CHOOSING_STARTS + 1))
+        return turns
 
     def finalists(self) -> list[str]:
         """The best so far, and those that a start's noise may have put behind it."""
         ranked = sorted(self.seen, key=lambda name: -self.seen[name])[: self.settings.finalists]
         noise = pooled_noise(found.logs(self.settings.objective) for found in self.groups.values())
-        margin = FINALIST_MARGIN * max(noise.deviation, ASSUMED_NOISE if noise.degrees < 3 else 0.0)
+        margin = FINALIST_MARGIN * max(noise.deviation, USUAL_NOISE if noise.degrees < 3 else 0.0)
         return [name for name in ranked if math.log(self.seen[ranked[0]] / self.seen[name]) <= margin]
 
     def _settle(self) -> list[Turn]:
@@ -239,7 +240,8 @@ class _State:
     def _again(self, name: str, number: int, purpose: Literal["confirm", "settle"] = "confirm") -> Turn:
         rungs = self._rungs_again(self.groups.get(name))
         minutes = self.start_minutes + len(rungs) * self.point_minutes
-        what = "The baseline again: drift and noise." if name == self.baseline else "A fresh start before it is quoted."
+        what = "A second start, to compare." if number <= CHOOSING_STARTS else "A fresh start before it is quoted."
+        what = "The baseline again: drift and noise." if name == self.baseline else what
         if purpose == "settle":
             return Turn(name, number, purpose, rungs, minutes, "Not told apart yet: one more start.")
         return Turn(name, number, "baseline" if name == self.baseline else "confirm", rungs, minutes, what)
@@ -282,7 +284,7 @@ class _State:
         confirm = sum(turn.minutes for turn in foreseen) - baseline
         exploring = any(turn.purpose == "explore" for turn in turns)
         most = MOST_RESERVED * (self.settings.budget_minutes or 0.0)
-        return min(baseline + (max(confirm, 2 * self.again) if exploring else confirm), most)
+        return min(baseline + (max(confirm, 3 * self.again) if exploring else confirm), most)
 
 
 def _candidate(entry: Mapping[str, Any], by: Objective) -> Candidate:

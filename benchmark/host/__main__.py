@@ -19,8 +19,9 @@ import msgspec
 
 from ..engine import model_files
 from . import engine_http, gpus, holding, jobs, lease, processes, records
+from .managers import manager_for
 from .rollback import restore
-from .services import configuration_of, manager_for
+from .services import configuration_of
 from .settings import HostError, Settings, read_json, read_settings
 from .switch import running, serving_units, switch
 

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from ..engine.lifecycle.failure import shown
 from ..report.command import REMOVED, is_secret
-from .services import configuration_of, manager_for
+from .managers import manager_for
+from .services import configuration_of
 from .settings import HostError, Settings, read_settings
 
 HEAD_BYTES, TAIL_BYTES = 256 << 10, 2 << 20
@@ -79,8 +80,9 @@ def head_and_tail(path: Path) -> str:
             return stream.read().decode(errors="replace")
         head = stream.read(HEAD_BYTES)
         stream.seek(-TAIL_BYTES, os.SEEK_END)
-        left_out = size - HEAD_BYTES - TAIL_BYTES
-        return f"{head.decode(errors='replace')}\n... {left_out} bytes left out ...\n{stream.read().decode(errors='replace')}"
+        tail = stream.read()
+    gap = f"\n... {size - HEAD_BYTES - TAIL_BYTES} bytes left out ...\n"
+    return head.decode(errors="replace") + gap + tail.decode(errors="replace")
 
 
 def nccl_lines(path: Path) -> str:

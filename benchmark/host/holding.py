@@ -10,8 +10,9 @@ import time
 from typing import Any
 
 from . import lease
+from .managers import manager_for
 from .rollback import restore
-from .services import GUARD_UNIT, JOB_UNIT, manager_for
+from .services import GUARD_UNIT, JOB_UNIT
 from .settings import HostError, Settings
 from .switch import serving_units
 
@@ -50,6 +51,9 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
     switched to it). Call again until "phase" is "restored" or "failed".
     """
     held = lease.current(settings)
+    if held is not None and held["token"] != token and lease.alive(settings, held):
+        # A sweep that was refused ends nothing of the one that holds the host.
+        return {"phase": "restored", "serving": [], "failure": None}
     if held is None or after == "winner":
         lease.drop(settings)
         return {"phase": "restored", "serving": [], "failure": None}
@@ -69,7 +73,7 @@ def guard(settings: Settings) -> None:
     while (held := lease.current(settings)) is not None:
         # A point that was under way when the connection was lost goes on, to be collected later.
         if not lease.alive(settings, held) and not manager.state(JOB_UNIT).running:
-            while end(settings, f"guard-{held['began_at']}")["phase"] == "restoring":
+            while end(settings, held["token"])["phase"] == "restoring":
                 lease.renew(settings)
             return
         time.sleep(_LOOK_SECONDS)

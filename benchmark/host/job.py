@@ -12,7 +12,8 @@ from ..load.target import Target, TargetError
 from ..load.warmup import warm_up
 from ..load.workload import Workload, WorkloadError
 from . import engine_http, jobs, records
-from .services import engine_unit, manager_for
+from .managers import manager_for
+from .services import engine_unit
 from .settings import HostError, Settings, read_json, write_json
 from .switch import running
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..campaign import record as rec
 from . import lease, records
-from .services import JOB_UNIT, Manager, manager_for
+from .managers import manager_for
+from .services import JOB_UNIT, Manager
 from .settings import HostError, Settings, read_json, write_json
 
 _CURRENT, _PROGRESS, _RESULT = "job.json", "job-progress.json", "job-result.json"

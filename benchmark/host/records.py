@@ -12,7 +12,7 @@ from .. import __version__
 from ..campaign import record as rec
 from ..engine import configuration as conf
 from ..load.workload import Workload, WorkloadError, named
-from . import engine_http, gpus
+from . import engine_http, gpus, preflight
 from .settings import HostError, Settings, write_bytes
 
 GIB = 1 << 30
@@ -113,7 +113,7 @@ def _new(
         ),
         host=rec.Host(
             name=context["host"],
-            gpus=gpus.summary(devices),
+            **preflight.for_record(settings, gpus.summary(devices)),
             driver=devices[0].driver if devices else None,
             hardware=context.get("hardware"),
         ),

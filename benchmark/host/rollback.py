@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from . import kept, lease
-from .services import configuration_of, manager_for
+from .managers import manager_for
+from .services import configuration_of
 from .settings import HostError, Settings, read_json, write_json
 from .switch import running, switch
 

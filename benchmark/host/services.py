@@ -11,7 +11,6 @@ from typing import Literal, Protocol
 import msgspec
 
 from .processes import Process
-from .settings import Settings
 
 ENGINE_PREFIX = "sglang-"
 JOB_UNIT = "shardsweep-job"
@@ -65,13 +64,3 @@ def engine_unit(configuration: str) -> str:
 
 def configuration_of(unit: str) -> str | None:
     return unit.removeprefix(ENGINE_PREFIX) if unit.startswith(ENGINE_PREFIX) else None
-
-
-def manager_for(settings: Settings) -> Manager:
-    if settings.manager == "systemd":
-        from .systemd import Systemd
-
-        return Systemd(settings)
-    from .supervisord import Supervisord
-
-    return Supervisord(settings)

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..engine import lifecycle
 from . import engine_http, kept, lease, processes
-from .services import Manager, configuration_of, engine_unit, manager_for
+from .managers import manager_for
+from .services import Manager, configuration_of, engine_unit
 from .settings import Settings, read_json, write_json
 from .stop import StuckError, stop_step
 

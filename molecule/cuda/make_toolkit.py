@@ -1,4 +1,4 @@
-"""make_toolkit.py FOLDER: an engine's environment with CUDA as the wheels lay it out, and a toolkit as NVIDIA's packages do.
+"""make_toolkit.py FOLDER: an engine's environment with CUDA as the wheels lay it out, and toolkits as packages do.
 
 The programs are shell scripts that fail as the real ones do: without the links, without the modes.
 """

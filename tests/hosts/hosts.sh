@@ -119,7 +119,7 @@ debian_sources() { # this machine's Debian sources for suite $1, into folder $2;
 
 image() { # image localhost/shardsweep-host:SUITE, kept while what goes into it is unchanged
   local suite=$1 tag=localhost/shardsweep-host:$1 inputs work options=() file
-  inputs=$( { echo "$packages"; cat "${BASH_SOURCE[0]}" /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/* /etc/pip.conf /usr/local/share/ca-certificates/* 2>/dev/null || true; } | sha256sum | cut -c1-16)
+  inputs=$( { echo "$packages"; sed -n '/^machine_settings()/,/^wait_for()/p' "${BASH_SOURCE[0]}"; cat /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/* /etc/pip.conf /usr/local/share/ca-certificates/* 2>/dev/null || true; } | sha256sum | cut -c1-16)
   [ "$(podman image inspect -f '{{index .Labels "inputs"}}' "$tag" 2>/dev/null)" = "$inputs" ] && return
   say "building $tag (about 40 s)"
   # In memory where there is room; mmdebstrap needs a file system without noexec and nodev.

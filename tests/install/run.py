@@ -42,8 +42,8 @@ EXPECTED = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("releases", nargs="*", default=list(EXPECTED))
-    parser.add_argument("--python", default="3.12", help="as sglang_python: a version or a path")
-    parser.add_argument("--user", default="", help="verify as this user (only as root)")
+    parser.add_argument("--python", default=find_python(), help="as sglang_python: a version or a path")
+    parser.add_argument("--user", default="", help="verify as this user (only as root); needs a --python open to it")
     parser.add_argument("--keep", action="store_true", help="leave the installation in .shardsweep/install")
     parser.add_argument("--record", type=Path, help="write the figures into this folder")
     options = parser.parse_args()
@@ -61,6 +61,15 @@ def main() -> int:
         (options.record / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
         (options.record / "README.md").write_text(text)
     return 0
+
+
+def find_python() -> str:
+    """A Python 3.12 of this machine, on PATH or pyenv's; the bare version where there is none, for uv to fetch."""
+    for path in (shutil.which("python3.12"), *sorted(Path.home().glob(".pyenv/versions/3.12.*/bin/python3.12"))):
+        # A shim of pyenv's answers only where its version was chosen.
+        if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return str(path)
+    return "3.12"
 
 
 def say(text: str) -> None:
@@ -87,7 +96,7 @@ def measure(release: str, options: argparse.Namespace) -> dict[str, Any]:
     venv = FOLDER / "sglang/venv"
     see(venv.resolve() == Path(fact["venv"]), "the link in use leads elsewhere")
     nvcc = (FOLDER / "sglang/cuda/bin/nvcc").resolve()
-    see(os.stat(nvcc).st_mode & 0o005 == 0o005, f"{nvcc} may not be run by every user")
+    see(nvcc.stat().st_mode & 0o005 == 0o005, f"{nvcc} may not be run by every user")
     return {
         "release": release,
         "day": time.strftime("%Y-%m-%d"),
@@ -111,6 +120,8 @@ def play(release: str, options: argparse.Namespace) -> tuple[float, int, str]:
     settings = {"sglang_release": release, "sglang_python": options.python}
     if options.user:
         settings.update({f"{role}_user": options.user for role in ("sglang", "cuda", "sglang_model")})
+        # The tools too are run by that user.
+        settings["sglang_tools_python"] = options.python
     began = time.monotonic()
     done = subprocess.run(
         [
@@ -139,6 +150,19 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
+def row(one: dict[str, Any]) -> str:
+    cells = [
+        one["release"],
+        f"{one['first_run_seconds']} s",
+        f"{one['second_run_seconds']} s",
+        f"{one['venv_gib']} GiB",
+        str(one["packages"]),
+        one["user"],
+        one["toolkit"],
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
 def table(figures: list[dict[str, Any]]) -> str:
     """The figures as Markdown."""
     lines = [
@@ -150,11 +174,7 @@ def table(figures: list[dict[str, Any]]) -> str:
         "| release | first run | second run | size | packages | as | toolkit |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for one in figures:
-        lines.append(
-            f"| {one['release']} | {one['first_run_seconds']} s | {one['second_run_seconds']} s | {one['venv_gib']} GiB | "
-            f"{one['packages']} | {one['user']} | {one['toolkit']} |"
-        )
+    lines += [row(one) for one in figures]
     lines.append("")
     for one in figures:
         shown = ", ".join(f"{name} {version}" for name, version in one["versions"].items())

@@ -199,6 +199,7 @@ def test_two_sweeps_of_one_host_exclude_each_other(site):
     assert refused.returncode != 0
     assert "Another sweep holds this host: somebody else" in said(refused)
     assert site.serving() == ["sglang-ep4"]
+    assert site.verb("observe")["lease"]["owner"] == "somebody else"
     assert site.verb("sweep-end", "--token", "other", "--after", "winner")["phase"] == "restored"
 
 

@@ -61,7 +61,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     torch: str | None = None
     nccl: str | None = None
     sizes: list[dict[str, Any]] = []
-    """{"bytes", "seconds" of one, "bandwidth_bytes_per_second", "bus_bandwidth_bytes_per_second"}."""
+    """{"bytes", "graph", "seconds" of one, "bandwidth_bytes_per_second", "bus_bandwidth_bytes_per_second"}."""
     steps: list[dict[str, Any]] = []
     """{"tokens", "bytes", "all_reduces", "graph", "seconds" of all, "all_reduce_seconds"}."""
     transports: dict[str, int] = {}
@@ -239,6 +239,7 @@ def _size(said: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     return {
         "bytes": said["bytes"],
         "seconds": said["seconds"],
+        "graph": bool(said.get("graph")),
         "bandwidth_bytes_per_second": rate,
         "bus_bandwidth_bytes_per_second": rate * 2 * (ranks - 1) / ranks,
     }

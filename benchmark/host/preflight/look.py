@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from .. import processes
-from ..services import manager_for
+from ..managers import manager_for
 from ..settings import HostError, Settings
 from ..switch import serving_units
 from . import smi

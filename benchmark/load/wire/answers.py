@@ -22,8 +22,7 @@ ROUTES = {"generate": "/generate", "completions": "/v1/completions", "chat": "/v
 # looked for in the raw bytes. `/generate` repeats the whole text in each event, which makes parsing all of them
 # quadratic in the length of the answer.
 _COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
-_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":"[^"]')
-_REASONING = re.compile(rb'"(?:reasoning_content|reasoning)":"[^"]')
+_QUOTE = ord('"')
 
 
 class Answer:
@@ -136,14 +135,14 @@ def _generate_finish(answer: Answer, reason: Any, meta: dict[str, Any]) -> None:
 def read_openai(answer: Answer, payload: bytes, at_ns: int) -> int:
     """One event of `/v1/completions` or `/v1/chat/completions`."""
     answer.events += 1
-    if (
-        not answer.keep_text
-        and b'"finish_reason":null' in payload
-        and b'"usage":{' not in payload
-        and _TEXT.search(payload)
-    ):
-        answer.token(at_ns, answer.first_content_ns is not None or not _REASONING.search(payload))
-        return 1
+    if not answer.keep_text and answer.first_content_ns is not None:
+        # The usual event, seen without parsing: text, no finish, no usage.
+        at = payload.find(b'"text":"') + 8
+        if at == 7:
+            at = payload.find(b'"content":"') + 11
+        if at > 10 and payload[at] != _QUOTE and b'"finish_reason":null' in payload and b'"usage":{' not in payload:
+            answer.times.append(at_ns)
+            return 1
     event = _decode(answer, payload)
     if event is None:
         return 0

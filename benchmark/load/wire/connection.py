@@ -290,8 +290,12 @@ class Connection:
             return
         read, answer, now = exchange.read, exchange.answer, self._now
         before = len(answer.times)
-        for payload in exchange.splitter.feed(piece):
+        payload = exchange.splitter.single(piece)
+        if payload is not None:
             self.wire.tokens += read(answer, payload, now)
+        else:
+            for payload in exchange.splitter.feed(piece):
+                self.wire.tokens += read(answer, payload, now)
         self._read_tokens += len(answer.times) - before
 
     def on_message_complete(self) -> None:

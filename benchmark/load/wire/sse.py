@@ -7,6 +7,7 @@ ends an event, a line that starts with a colon is a comment, several `data:` lin
 from __future__ import annotations
 
 DONE = b"[DONE]"
+_LINE_FEED = ord("\n")
 
 
 class EventSplitter:
@@ -17,13 +18,23 @@ class EventSplitter:
     def __init__(self) -> None:
         self._pending = b""
 
+    def single(self, piece: bytes) -> bytes | None:
+        """The payload, if this piece is one whole event of one line, as it usually is; else None: then `feed` it."""
+        if (
+            piece[:6] == b"data: "
+            and not self._pending
+            and piece.find(b"\n", 6) == len(piece) - 2
+            and piece[-1] == _LINE_FEED
+            and b"\r" not in piece
+        ):
+            return piece[6:-2]
+        return None
+
     def feed(self, piece: bytes) -> list[bytes]:
         """The payloads that this piece completes, in order; comments and empty events give none."""
-        if not self._pending and piece[:6] == b"data: " and piece[-2:] == b"\n\n":
-            # The usual case: one piece, one event, one line. Anything else takes the long way.
-            payload = piece[6:-2]
-            if b"\n" not in payload and b"\r" not in payload:
-                return [payload]
+        payload = self.single(piece)
+        if payload is not None:
+            return [payload]
         return self._feed_any(piece)
 
     def finish(self) -> list[bytes]:

@@ -42,6 +42,32 @@ def test_transports_in_the_words_of_nccl():
     assert log.version == "2.28.9"
 
 
+DATA = Path(__file__).parents[2] / "data/nccl"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("p2p_cumem", "P2P/CUMEM"), ("p2p_ipc", "P2P/IPC"), ("shm", "SHM"), ("net", "NET")]
+)
+def test_real_lines_of_two_gpus(name, kind):
+    log = nccl_log.read((DATA / f"{name}.log").read_text().splitlines())
+    assert log.transports == {kind: 4}
+    assert log.pairs == {"0-1": kind}
+    assert log.version == "2.28.9"
+    assert "NCCL_NVLS_ENABLE set by environment to 0" in log.environment
+    assert log.warnings == []
+
+
+def test_a_real_answer_of_two_gpus():
+    text = (DATA / "p2p_cumem.log").read_text()
+    result = group.result(request(), [text, '@{"stage": "done"}'], [0, 0], False, 9.0)
+    assert (result.outcome, result.backend, result.torch, result.nccl) == ("ok", "nccl", "2.11.0+cu130", "2.28.9")
+    assert [size["bytes"] for size in result.sizes] == [1 << 10, 32 << 10, 256 << 10, 1 << 20, 16 << 20, 256 << 20]
+    # One token of Kimi K2 is 7168 values of two bytes.
+    assert (result.steps[0]["tokens"], result.steps[0]["bytes"]) == (1, 14336)
+    assert all(step["graph"] and step["all_reduces"] == 123 for step in result.steps)
+    assert [check.verdict for check in verdict.judge("base", [result])] == ["ok", "ok"]
+
+
 @given(st.text(max_size=300))
 def test_wild_logs_are_never_an_error(text):
     nccl_log.read(text.splitlines())
