@@ -10,10 +10,10 @@ from typing import Any
 from ..engine.configuration import difference
 from .experiments import Comparison, compare, experiments, listed, unread_flags
 from .hosts import host_shifts
-from .objectives import CHOOSING_STARTS, KNOWN, PEAK, SINGLE_STREAM, Objective, Starts, group, objective
+from .objectives import CHOOSING_STARTS, KNOWN, PEAK, SINGLE_STREAM, Objective, Starts, group, objective, ranking_starts
 from .reasons import why
 from .record import Record
-from .statistics import ERROR, Noise, drift, pooled_noise, t_point
+from .statistics import ERROR, Noise, bounded_exp, drift, pooled_noise, t_point
 
 OBJECTIVES = {known.name: known.title for known in KNOWN}
 
@@ -75,9 +75,9 @@ def _named(name: Objective | str) -> Objective:
     return name if isinstance(name, Objective) else objective(name)
 
 
-def _mean(found: Starts, by: Objective) -> float:
-    """Mean logarithm over all starts, turned so that more is better."""
-    return by.better(math.log(found.mean(by) or 1.0))
+def _mean(found: Starts, by: Objective, first: int | None = None) -> float:
+    """Mean logarithm over all (or the first so many) starts, turned so that more is better."""
+    return by.better(math.log(found.mean(by, first) or 1.0))
 
 
 def _winner(groups: Sequence[Starts], by: Objective, noise: Noise) -> dict[str, Any] | None:
@@ -91,8 +91,8 @@ def _winner(groups: Sequence[Starts], by: Objective, noise: Noise) -> dict[str, 
     if not there:
         return None
     shifts = host_shifts(there, by)
-    home = there[0].host
-    first = max(there, key=lambda g: _mean(g, by) - by.better(shifts.get((g.host, home), (0.0, 0.0))[0]))
+    home, starts = there[0].host, ranking_starts(there, by)
+    first = max(there, key=lambda g: _mean(g, by, starts) - by.better(shifts.get((g.host, home), (0.0, 0.0))[0]))
     # A configuration is no rival of itself on another host.
     others = [found for found in there if found.name != first.name]
     compared = compare([(first, other) for other in others], by, noise, shifts=shifts)
@@ -151,13 +151,12 @@ def _winner_sentence(
         return f"{sentence}; {listed(close)} are within 2 %, and this one differs least from the baseline."
     if close:
         reach = max(c.effect.detectable(c.level) for c in compared if c.verdict != "better")
-        one = all(
-            len(c.ours.values(by)) == 1 or len(c.theirs.values(by)) == 1 for c in compared if c.verdict != "better"
-        )
-        what = "one start cannot tell apart" if one else "these starts cannot tell apart"
+        fewest = min(min(c.effect.starts) for c in compared if c.verdict != "better")
+        starts = "one start" if fewest == 1 else "these starts"
         if verdict == "tie":
             return f"{sentence}; {listed(close)} {'is' if len(close) == 1 else 'are'} within 2 % of it: a tie."
-        return f"{sentence}; {_shortened(close)} came close enough that {what} (it would take {reach:.0%})."
+        sentence += f"; {_shortened(close)} came so close that {starts} cannot tell"
+        return f"{sentence} (a difference of {reach:.0%} would have shown)."
     nearest = min(compared, key=lambda c: by.better(c.effect.log))
     low, high = nearest.interval
     return (
@@ -176,7 +175,7 @@ def _interval(found: Starts, by: Objective, noise: Noise) -> list[float] | None:
     if value is None or noise.assumed:
         return None
     half = t_point(ERROR, noise.degrees) * noise.deviation / math.sqrt(found.quoted_starts(by))
-    return [value * math.exp(-half), value * math.exp(half)]
+    return [value * bounded_exp(-half), value * bounded_exp(half)]
 
 
 def _ranking(
@@ -248,7 +247,7 @@ def _drift(groups: Sequence[Starts], host: str, by: Objective, noises: Mapping[s
     found = drift([t for t in times if t is not None], baseline.logs(by), noises[by.name])
     if found is None:
         return None
-    whole = math.expm1(found.per_hour * found.hours)
+    whole = bounded_exp(found.per_hour * found.hours) - 1
     seen = "more than noise" if found.seen else "within noise"
     return {
         "configuration": baseline.name,

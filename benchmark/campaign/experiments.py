@@ -33,7 +33,8 @@ _TOGETHER = (
 )
 _UP = r"\b(rais|ris|rose|fast|high|more|better|improv|gain|increas|grow|quick|wider)"
 _DOWN = r"\b(lower|slow|less|fall|fell|drop|worse|decreas|shrink|cost)"
-_NOT = r"\b(no|not|never|without|neither|nor)\b"
+# "no slower" claims neither; "without all-reduces a stream is faster" does.
+_NOT = rf"\b(no|not|never|neither|nor)\W+(?:\w+\W+)?(?:{_UP}|{_DOWN})"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Comparison:
 
     @property
     def more_starts(self) -> int | None:
-        return more_starts(self.effect, self.noise, self.level)
+        """Further starts of each side; one where the noise is not yet known, because that start tells it."""
+        return 1 if self.noise.assumed else more_starts(self.effect, self.noise, self.level)
 
 
 def compare(
@@ -302,6 +304,8 @@ def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Compa
     reach = max(c.effect.detectable(c.level) for c in seen)
     more = found["more_starts"]
     wanted = f"{more} more start{'s' if more != 1 else ''} of each should settle it" if more else "take them as equal"
+    if more and any(c.noise.assumed for c in seen):
+        wanted = "one more start of each tells the noise"
     return f"Undecided: a difference of {reach:.1%} would have been seen; {wanted}.{basis}"
 
 

@@ -57,7 +57,8 @@ def joules_per_token(point: Point) -> float | None:
 def _positive(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and value > 0 else None
+    # Beyond these it is no measurement of any machine, whatever the file says.
+    return float(value) if 1e-12 < value < 1e12 else None
 
 
 def _ttft(point: Point) -> float | None:
@@ -130,6 +131,11 @@ class Starts:
 
     records: tuple[Record, ...]
 
+    @cached_property
+    def _read(self) -> dict[Objective, list[float]]:
+        """What `values` found before: records do not change."""
+        return {}
+
     @property
     def newest(self) -> Record:
         return self.records[-1]
@@ -162,9 +168,11 @@ class Starts:
 
     def values(self, by: Objective) -> list[float]:
         """The objective at each measured start that tells it, in order; all at one and the same rung."""
-        rung = self.rung(by)
-        found = (self._at(record, by, rung) for record in self.measured) if rung is not None else ()
-        return [value for value in found if value is not None]
+        if by not in self._read:
+            rung = self.rung(by)
+            found = [self._at(record, by, rung) for record in self.measured] if rung is not None else []
+            self._read[by] = [value for value in found if value is not None]
+        return self._read[by]
 
     def logs(self, by: Objective) -> list[float]:
         return [math.log(value) for value in self.values(by)]
@@ -185,9 +193,9 @@ class Starts:
             return min(shared)
         return max(sorted(shared), key=lambda c: math.fsum(math.log(table[c]) for table in tables if c in table))
 
-    def mean(self, by: Objective) -> float | None:
-        """The geometric mean over all starts: what configurations are compared by."""
-        values = self.values(by)
+    def mean(self, by: Objective, first: int | None = None) -> float | None:
+        """The geometric mean over all starts, or over the first so many: what configurations are ranked by."""
+        values = self.values(by)[:first]
         return _geometric_mean(values) if values else None
 
     def value(self, by: Objective) -> float | None:
@@ -233,6 +241,17 @@ def _speaks(point: Point, by: Objective) -> bool:
 def _prompt_tokens(record: Record) -> int | None:
     told = record.workload.get("prompt_tokens")
     return told if isinstance(told, int) else None
+
+
+def ranking_starts(groups: Sequence[Starts], by: Objective) -> int:
+    """How many starts of each may choose the winner: as many as at least two rivals have.
+
+    The winner's own further start would flatter whoever stays ahead because of it; it is for quoting. The baselines
+    have theirs for another reason, and do not count.
+    """
+    baselines = {found.newest.configuration.against for found in groups}
+    counts = sorted((len(found.values(by)) for found in groups if found.name not in baselines), reverse=True)
+    return max(1, counts[1]) if len(counts) > 1 else CHOOSING_STARTS
 
 
 def group(records: Iterable[Record]) -> list[Starts]:

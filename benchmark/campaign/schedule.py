@@ -1,7 +1,8 @@
 """What to start next, how long it takes, and what a budget leaves out. Pure: asked again after each start.
 
 Baseline first; then one start of each configuration, the most promising next (search.py); the baseline again half-way;
-then the finalists again, in turn; then the winner on a fresh start, to be quoted; the baseline last. `quick` stops after one start of each.
+then the finalists again, in turn; then the winner on a fresh start, to be quoted; the baseline last. `quick` stops
+after one start of each.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .objectives import CHOOSING_STARTS, PEAK, Objective, Starts, group
+from .objectives import CHOOSING_STARTS, PEAK, Objective, Starts, group, ranking_starts
 from .record import Record
 from .search import Candidate, Outlook, family_of, outlook
 from .statistics import LOOKS, USUAL_NOISE, pooled_noise
@@ -24,7 +25,7 @@ FINALIST_MARGIN = 3 * math.sqrt(2)
 """A configuration that is further behind the best than so many standard deviations of a start is no finalist."""
 MOST_RESERVED = 0.4
 """The part of a budget that is kept for second starts, at most."""
-WORTH_MORE = 0.01
+WORTH_MORE = 0.003
 """An untried configuration with a larger expected gain than this (log) comes before second starts of others."""
 
 
@@ -167,7 +168,8 @@ class _State:
         self.baseline = settings.baseline or baseline_of(configurations)
         self.candidates = [_candidate(e, settings.objective) for e in plan if not _rejected(e)]
         by = settings.objective
-        values = {name: found.mean(by) for name, found in self.groups.items()}
+        starts = ranking_starts(list(self.groups.values()), by)
+        values = {name: found.mean(by, starts) for name, found in self.groups.items()}
         # Objectives where less is better enter the search upside down.
         self.seen = {name: v if by.more_is_better else 1 / v for name, v in values.items() if v}
         unusable = set(self.groups) - set(self.seen)
@@ -269,22 +271,26 @@ class _State:
                 continue
             if turn.minutes > room + 1e-6:
                 continue
-            if turn.purpose != "explore" and turn.start_number > 1:
+            if turn.start_number > 1 and not self._quotes(turn):
                 kept = max(0.0, kept - turn.minutes)
             room -= turn.minutes
             found.append(turn)
         return found
 
+    def _quotes(self, turn: Turn) -> bool:
+        return turn.purpose == "confirm" and turn.start_number > CHOOSING_STARTS
+
     def _reserve(self, turns: list[Turn]) -> float:
         """Minutes for second starts: those foreseen, and those of finalists yet to be found."""
         if self.settings.confidence == "quick":
             return 0.0
-        foreseen = [turn for turn in turns if turn.start_number > 1]
+        # The start that quotes the winner comes if there is room: seeing more is worth more.
+        foreseen = [t for t in turns if t.start_number > 1 and not self._quotes(t)]
         baseline = sum(turn.minutes for turn in foreseen if turn.configuration == self.baseline)
         confirm = sum(turn.minutes for turn in foreseen) - baseline
         exploring = any(turn.purpose == "explore" for turn in turns)
         most = MOST_RESERVED * (self.settings.budget_minutes or 0.0)
-        return min(baseline + (max(confirm, 3 * self.again) if exploring else confirm), most)
+        return min(baseline + (max(confirm, 2 * self.again) if exploring else confirm), most)
 
 
 def _candidate(entry: Mapping[str, Any], by: Objective) -> Candidate:

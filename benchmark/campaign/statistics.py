@@ -6,6 +6,7 @@ The replicate is an engine start. Values enter as natural logarithms, one a star
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -62,20 +63,25 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
     return front * fraction
 
 
+@functools.lru_cache(maxsize=4096)
 def t_point(tail: float, degrees: int) -> float:
-    """The value that Student's t exceeds, on both sides together, with chance `tail`; the normal law for 0 degrees."""
+    """The value that Student's t exceeds, on both sides together, with chance `tail`; the normal law for 0 degrees.
+
+    By Newton's method from the normal point, which lies below: the tail is convex, so no step goes too far.
+    """
     if not 0 < tail < 1:
         raise ValueError(f"A chance lies between 0 and 1, not {tail}.")
-    low = NormalDist().inv_cdf(1 - tail / 2)
+    t = NormalDist().inv_cdf(1 - tail / 2)
     if degrees < 1:
-        return low
-    high = 2 * low + 1
-    while t_tail(high, degrees) > tail:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_tail(middle, degrees) > tail else (low, middle)
-    return high
+        return t
+    n = degrees
+    scale = math.exp(math.lgamma((n + 1) / 2) - math.lgamma(n / 2)) / math.sqrt(n * math.pi)
+    for _ in range(200):
+        step = (t_tail(t, n) - tail) / (2 * scale * (1 + t * t / n) ** (-(n + 1) / 2))
+        t += step
+        if abs(step) < 1e-10 * (1 + t):
+            break
+    return t
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class Effect:
     def interval(self, level: float) -> tuple[float, float]:
         """Low and high of the ratio; misses the true one with chance `level`."""
         half = t_point(level, self.degrees) * self.error
-        return math.exp(self.log - half), math.exp(self.log + half)
+        return bounded_exp(self.log - half), bounded_exp(self.log + half)
 
     def detectable(self, level: float) -> float:
         """The relative difference that these starts would have shown with a chance of 80 % (POWER).
@@ -135,7 +141,12 @@ class Effect:
         Source: the usual sum of two quantiles, (t_level + t_power) x standard error.
         """
         reach = t_point(level, self.degrees) + t_point(2 * (1 - POWER), self.degrees)
-        return math.expm1(reach * self.error)
+        return bounded_exp(reach * self.error) - 1
+
+
+def bounded_exp(log: float) -> float:
+    """exp, kept finite: an interval that wide says nothing anyway, and JSON knows no infinity."""
+    return math.exp(min(max(log, -100.0), 100.0))
 
 
 def effect(ours: Sequence[float], theirs: Sequence[float], noise: Noise, more: float = 0.0) -> Effect:

@@ -56,9 +56,7 @@ def merge_catalogues(*catalogues: Mapping[str, Any] | None) -> dict[str, dict[st
 def _checked(name: str, entry: Any) -> dict[str, Any]:
     where = f"Configuration '{name}'"
     if not NAME.fullmatch(name):
-        raise ConfigurationError(
-            f"{where}: a name is lower-case letters, digits and underscores, a letter first."
-        )
+        raise ConfigurationError(f"{where}: a name is lower-case letters, digits and underscores, a letter first.")
     if not isinstance(entry, Mapping):
         raise ConfigurationError(f"{where} is not a mapping with {', '.join(ENTRY_KEYS)}.")
     for key in entry:
@@ -99,9 +97,7 @@ def find_name(wanted: str, catalogue: Mapping[str, Mapping[str, Any]], *, abstra
         return name
     runnable = [known for known, entry in catalogue.items() if not entry.get("abstract")]
     if name in catalogue:
-        raise ConfigurationError(
-            f"'{wanted}' is abstract: others extend it. Choose one of {', '.join(runnable)}."
-        )
+        raise ConfigurationError(f"'{wanted}' is abstract: others extend it. Choose one of {', '.join(runnable)}.")
     near = difflib.get_close_matches(name, runnable, n=1, cutoff=0.5)
     hint = f" The nearest is '{near[0]}'." if near else ""
     raise ConfigurationError(f"There is no configuration '{wanted}'.{hint} There are {', '.join(runnable)}.")
@@ -126,9 +122,7 @@ def resolve(name: str, catalogue: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     own = catalogue[name]
     against = own.get("against")
     if against is not None and normalise_name(against) not in catalogue:
-        raise ConfigurationError(
-            f"Configuration '{name}' is held against '{against}', which is not in the catalogue."
-        )
+        raise ConfigurationError(f"Configuration '{name}' is held against '{against}', which is not in the catalogue.")
     return {
         "name": name,
         "description": str(own.get("description") or ""),
@@ -152,9 +146,7 @@ def _chain(name: str, catalogue: Mapping[str, Mapping[str, Any]]) -> list[str]:
             )
         if parent in chain:
             loop = " -> ".join([*chain[chain.index(parent) :], parent])
-            raise ConfigurationError(
-                f"Configurations extend one another in a circle: {loop}. Take one 'extends' out."
-            )
+            raise ConfigurationError(f"Configurations extend one another in a circle: {loop}. Take one 'extends' out.")
         chain.append(parent)
     return chain
 
@@ -181,9 +173,7 @@ def launch_environment(environment: Mapping[str, Any], own: Mapping[str, Any] | 
     return {key: value for key, value in merged.items() if value != ""}
 
 
-def runnable_names(
-    catalogue: Mapping[str, Mapping[str, Any]], wanted: str | Iterable[str] | None = None
-) -> list[str]:
+def runnable_names(catalogue: Mapping[str, Mapping[str, Any]], wanted: str | Iterable[str] | None = None) -> list[str]:
     """The configurations of a sweep: those named (`"ep8,ep4"` or a list), or all that are not abstract.
 
     Each is behind the one it is held against, so that a comparison can be read while the sweep goes on.
@@ -225,9 +215,7 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tupl
     for part in ("engine", "environment"):
         old, new = before.get(part) or {}, after.get(part) or {}
         changes += [
-            (key, old.get(key), new.get(key))
-            for key in sorted(old.keys() | new.keys())
-            if old.get(key) != new.get(key)
+            (key, old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
         ]
     return changes
 

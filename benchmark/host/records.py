@@ -167,7 +167,9 @@ def fail(settings: Settings, name: str, fingerprint: str, failure: dict[str, Any
 def finish(settings: Settings, name: str, fingerprint: str) -> dict[str, Any]:
     """Close the record; its summary is what becomes the host fact."""
     record = _open(settings, name, fingerprint)
-    _change(settings, name, fingerprint, complete=is_complete(record))
+    # A record that was closed before stays as it is, the time of its last change included.
+    if record.complete != is_complete(record):
+        _change(settings, name, fingerprint, complete=is_complete(record))
     return summary(_open(settings, name, fingerprint))
 
 

@@ -1,4 +1,4 @@
-"""Configurations for playbooks. Thin: each filter hands over to benchmark.engine and turns its errors into Ansible's."""
+"""Configurations for playbooks. Each filter hands over to benchmark.engine and turns its errors into Ansible's."""
 
 from __future__ import annotations
 

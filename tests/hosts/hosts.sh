@@ -25,7 +25,7 @@ die() { say "$*"; exit 1; }
 
 shared() { # a folder that is its own, shared mount: mounts below it show in every later podman call's namespace
   mkdir -p "$1"
-  mountpoint -q "$1" || mount --bind "$1" "$1"
+  mountpoint -q "$1" || { mount --bind "$1" "$1"; echo "$1" >> "$TEST_HOSTS_STATE/mounted"; }
   mount --make-shared "$1"
 }
 
@@ -164,10 +164,11 @@ wait_for() { # until systemd is up and SSH answers
 up() {
   local name=$1 suite=$2 address=$3 umask=${4:-022} home
   image "$suite"
+  # A fixed hardware address: after a reboot this machine would still talk to the old one.
   if [ "$(podman container inspect -f '{{.State.Running}}' "$name" 2>/dev/null)" != true ]; then
     podman rm -f -i "$name" >/dev/null 2>&1 || true
     podman run -d --name "$name" --hostname "$name" --label "$label" --network "$network" --ip "$address" \
-      --systemd=always --cap-add="$capabilities" "localhost/shardsweep-host:$suite" >/dev/null
+      --mac-address "$(printf '02:53:57:00:00:%02x' "${address##*.}")" --systemd=always --cap-add="$capabilities" "localhost/shardsweep-host:$suite" >/dev/null
   fi
   wait_for "$name"
   # As hardening guides have it: for everybody, root by sudo included.
@@ -185,7 +186,7 @@ clean() {
   podman images -q --filter "label=$label" | sort -u | xargs -r podman rmi -f >/dev/null
   podman network rm -f "$network" >/dev/null 2>&1 || true
   local mount tree was controller
-  for mount in /run/netns "$run" "$storage"; do if mountpoint -q "$mount"; then umount -R "$mount" 2>/dev/null || true; fi; done
+  while read -r mount; do umount -R "$mount" 2>/dev/null || true; done < <(tac "$TEST_HOSTS_STATE/mounted" 2>/dev/null)
   was=$(cat "$TEST_HOSTS_STATE/subtree_control" 2>/dev/null || true)
   rm -rf "$TEST_HOSTS_STATE" "$run" "$keys"
   tree=$(awk '$3=="cgroup2"{print $2; exit}' /proc/mounts)

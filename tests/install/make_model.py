@@ -1,4 +1,4 @@
-"""make_model.py FOLDER: a whole model of a few kilobytes, with a tokenizer that transformers loads."""
+"""make_model.py FOLDER [BYTES]: a whole model of two tensors of 16 bytes, with a tokenizer that transformers loads."""
 
 import json
 import struct
@@ -15,11 +15,11 @@ CONFIG = {
 }
 
 
-def weights(path, names):
+def weights(path, names, size):
     header, offset = {}, 0
     for name in names:
-        header[name] = {"dtype": "BF16", "shape": [8], "data_offsets": [offset, offset + 16]}
-        offset += 16
+        header[name] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [offset, offset + size]}
+        offset += size
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(offset))
 
@@ -41,10 +41,11 @@ def tokenizer():
 
 def main():
     folder = Path(sys.argv[1])
+    size = int(sys.argv[2]) if len(sys.argv) > 2 else 16
     folder.mkdir(parents=True, exist_ok=True)
     files = {f"model-0000{number}-of-00002.safetensors": [f"layer.{number}.weight"] for number in (1, 2)}
     for name, tensors in files.items():
-        weights(folder / name, tensors)
+        weights(folder / name, tensors, size)
     index = {"weight_map": {tensor: name for name, tensors in files.items() for tensor in tensors}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps(CONFIG))

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hub import COMMIT, REPOSITORY, Hub
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".shardsweep/install"
 
@@ -50,7 +52,8 @@ def main() -> int:
     shutil.rmtree(FOLDER, ignore_errors=True)
     try:
         subprocess.run([sys.executable, ROOT / "tests/install/make_model.py", FOLDER / "model"], check=True)
-        figures = [measure(release, options) for release in options.releases or EXPECTED]
+        figures = [measure(release, options) for release in options.releases]
+        download(options.releases[-1], options)
     finally:
         if not options.keep:
             shutil.rmtree(FOLDER, ignore_errors=True)
@@ -115,9 +118,29 @@ def measure(release: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def play(release: str, options: argparse.Namespace) -> tuple[float, int, str]:
+def download(release: str, options: argparse.Namespace) -> None:
+    """Fetch a model from a mirror on this machine, whose line breaks once; see that the fetch went on, and ended."""
+    subprocess.run([sys.executable, ROOT / "tests/install/make_model.py", FOLDER / "source", "40000000"], check=True)
+    with Hub(FOLDER / "source") as hub:
+        settings = {
+            "sglang_model_method": "download",
+            "sglang_model_repository": REPOSITORY,
+            "sglang_model_commit": COMMIT,
+            "sglang_model_endpoint": hub.address,
+            "sglang_model_path": str(FOLDER / "fetched"),
+            "sglang_model_spare_bytes": 100_000_000,
+        }
+        play(release, options, settings)
+        see(max(hub.asked_from, default=0) > 0, f"the fetch did not go on where it broke off: {hub.asked_from}")
+        _, changed, _ = play(release, options, settings)
+    see(changed == 0, f"the second run of a download changed {changed} things")
+    fact = json.loads((FOLDER / "facts.d/sglang_model.fact").read_text())
+    see((fact["path"], fact["commit"]) == (settings["sglang_model_path"], COMMIT), f"the fact tells of {fact}")
+
+
+def play(release: str, options: argparse.Namespace, further: dict[str, Any] | None = None) -> tuple[float, int, str]:
     """Run the playbook: (seconds, tasks that changed something, output)."""
-    settings = {"sglang_release": release, "sglang_python": options.python}
+    settings = {"sglang_release": release, "sglang_python": options.python, **(further or {})}
     if options.user:
         settings.update({f"{role}_user": options.user for role in ("sglang", "cuda", "sglang_model")})
         # The tools too are run by that user.

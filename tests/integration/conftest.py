@@ -52,7 +52,6 @@ class Site:
             "sglang_service_engine": "simulated",
             "sglang_service_port": self.port,
             "sglang_service_simulated_start_seconds": 1,
-            "sglang_service_environment": {"SHARDSWEEP_SIMULATED_SPEED": "8"},
             "sglang_service_free_seconds": 5,
             "sglang_model_path": "kimi-k2.6",
             "sglang_benchmark_workload": "quick",

@@ -8,7 +8,10 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
+
+PAUSES_SECONDS = (1, 10, 60, 300)
 
 
 def there(path):
@@ -28,22 +31,33 @@ def plan(hub, request, folder):
     return {"needed_bytes": needed, "free_bytes": shutil.disk_usage(above).free}
 
 
+def fetch(hub, request, folder):
+    """Fetch what is not there. A line that breaks is tried again; a refusal (not found, not allowed) is not."""
+    pauses = iter(PAUSES_SECONDS)
+    while True:
+        try:
+            hub.snapshot_download(request["repository"], revision=request["commit"], local_dir=folder)
+            return {"fetched": True}
+        except Exception as error:
+            # The libraries below raise errors of their own; a refusal carries its answer.
+            status = getattr(getattr(error, "response", None), "status_code", 500)
+            pause_seconds = next(pauses, None)
+            if pause_seconds is None or status < 500:
+                raise
+            time.sleep(pause_seconds)
+
+
 def main():
     verb, request = sys.argv[1], json.loads(sys.argv[2])
     if request["endpoint"]:
         # Read when the library is imported.
         os.environ["HF_ENDPOINT"] = request["endpoint"]
     import huggingface_hub as hub
-    from huggingface_hub.errors import HfHubHTTPError
 
     folder = Path(request["folder"])
     try:
-        if verb == "plan":
-            answer = plan(hub, request, folder)
-        else:
-            hub.snapshot_download(request["repository"], revision=request["commit"], local_dir=folder)
-            answer = {"fetched": True}
-    except (OSError, HfHubHTTPError) as error:
+        answer = (plan if verb == "plan" else fetch)(hub, request, folder)
+    except Exception as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         sys.exit(f"{request['repository']} at {request['commit'][:12]} was not fetched: {first}")
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -1,17 +1,33 @@
 from __future__ import annotations
 
+import json
+
+import msgspec
+import pytest
 from builders import a_point, a_record
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmark.campaign import record as rec
 from benchmark.campaign.decide import decide
+from benchmark.campaign.objectives import ObjectiveError
 
 
-def measured(name, *points, against=None, engine=None, limit=None):
+def measured(name, *points, against=None, engine=None, limit=None, number=1, **more):
     configuration = rec.Configuration(
-        name=name, against=against, hypothesis="h" if against else None, engine=engine or {}
+        name=name, against=against, hypothesis="The peak is higher." if against else None, engine=engine or {}
     )
     start = rec.Start(started_at="2026-01-01T00:00:00Z", max_running_requests=limit)
-    return a_record(configuration=configuration, outcome="measured", points=list(points), start=start)
+    fields = {"start": start, "start_number": number, "created_at": f"2026-01-01T{number:02d}:00:00Z"}
+    return a_record(configuration=configuration, outcome="measured", points=list(points), **(fields | more))
+
+
+def starts(name, *rates, **more):
+    return [measured(name, a_point(64, rate), number=n, **more) for n, rate in enumerate(rates, 1)]
+
+
+def sentences(found):
+    return {row["configuration"]: row["sentence"] for row in found["ranking"]}
 
 
 def test_the_highest_valid_peak_wins():
@@ -19,41 +35,55 @@ def test_the_highest_valid_peak_wins():
     found = decide([measured("a", a_point(1, 20.0), a_point(64, 100.0)), measured("b", a_point(1, 30.0), invalid)])
     assert found["winner"]["configuration"] == "a"
     assert found["winner"]["value"] == 100.0
+    assert found["winner"]["verdict"] == "sure"
     assert found["winners"]["single_stream"]["configuration"] == "b"
     assert [row["configuration"] for row in found["ranking"]] == ["a", "b"]
+    assert found["ranking"][0]["interval"] is None
 
 
 def test_close_calls_are_not_decided():
     found = decide(
-        [measured("a", a_point(64, 100.0)), measured("b", a_point(64, 99.0)), measured("c", a_point(64, 50.0))]
+        [measured("a", a_point(64, 100.0)), measured("b", a_point(64, 92.0)), measured("c", a_point(64, 50.0))]
     )
+    assert found["winner"]["verdict"] == "undecided"
     assert found["winner"]["close"] == ["b"]
-    assert "cannot tell apart" in found["winner"]["sentence"]
-    sentences = {row["configuration"]: row["sentence"] for row in found["ranking"]}
-    assert sentences["c"] == "-50% against the winner's peak."
+    assert "one start cannot tell" in found["winner"]["sentence"]
+    assert sentences(found)["c"] == "-50% against the winner's peak."
+    assert [wanted["configuration"] for wanted in found["more_starts"]] == ["a", "b"]
 
 
 def test_tuned_against_ep8_has_one_change_and_one_flag_that_nothing_reads():
-    ep8 = measured("ep8", a_point(64, 100.0), engine={"max_running_requests": 64})
+    ep8 = measured("ep8", a_point(64, 100.0), engine={"max_running_requests": 64}, limit=64)
     tuned = measured(
         "ep8_tuned",
         a_point(256, 160.0),
         against="ep8",
         engine={"max_running_requests": 256, "num_continuous_decode_steps": 8},
+        limit=256,
     )
-    (experiment,) = decide([ep8, tuned])["experiments"]
+    found = decide([ep8, tuned])
+    (experiment,) = found["experiments"]
     assert experiment["changes"] == [("max_running_requests", 64, 256)]
     assert experiment["ignored"] == ["num_continuous_decode_steps"]
-    assert experiment["effect"]["peak"]["ratio"] == 1.6
+    assert experiment["due_to"] == "max_running_requests"
+    assert experiment["effect"]["peak"]["ratio"] == pytest.approx(1.6)
+    assert experiment["sentence"].startswith(
+        "Two keys differ from ep8: max_running_requests 64 to 256; num_continuous_decode_steps, which the engine does "
+        "not read. The effect is due to max_running_requests: peak +60.0%"
+    )
     assert "confounded" not in experiment["sentence"]
-    assert "num_continuous_decode_steps differs too, and is read by nothing" in experiment["sentence"]
+    assert experiment["verdict"] == "supported"
+    assert sentences(found)["ep8"] == (
+        "-38% against the winner's peak. It runs at most 64 requests at once; the winner's peak has 256."
+    )
 
 
 def test_two_changes_at_once_are_called_confounded():
     a = measured("a", a_point(1, 10.0), engine={"tp_size": 8, "page_size": 1})
     b = measured("b", a_point(1, 20.0), against="a", engine={"tp_size": 4, "page_size": 16})
     (experiment,) = decide([a, b])["experiments"]
-    assert "confounded" in experiment["sentence"]
+    assert "confounded by page_size and tp_size" in experiment["sentence"]
+    assert experiment["confounded_by"] == ["page_size", "tp_size"]
     assert experiment["verdict"] == "undecided"
 
 
@@ -63,3 +93,137 @@ def test_nothing_measured_has_no_winner():
     assert found["winner"] is None
     assert found["ranking"][0]["sentence"] == "It does not fit."
     assert decide([])["winner"] is None
+
+
+def test_several_starts_give_intervals_and_a_sure_winner():
+    records = starts("a", 100.0, 101.0, 99.0) + starts("b", 130.0, 131.0, 129.0, against="a", engine={"ep_size": 8})
+    found = decide(records)
+    winner = found["winner"]
+    assert (winner["configuration"], winner["verdict"], winner["starts"]) == ("b", "sure", 3)
+    # The third start is the first that did not choose it.
+    assert winner["value"] == 129.0
+    low, high = winner["interval"]
+    assert low < 129.0 < high
+    assert "on 1 fresh start" in winner["sentence"]
+    assert found["more_starts"] == []
+    assert found["noise"]["peak"]["degrees"] == 4
+    assert len(found["ranking"]) == 2
+
+
+def test_ties_prefer_the_configuration_with_fewer_settings():
+    rates = (100.0, 100.1, 99.9, 100.0)
+    base = starts("a", 50.0, 50.05, 49.95)
+    plain = starts("b", *rates, against="a", engine={"ep_size": 8})
+    fancy = starts("c", *(rate * 1.001 for rate in rates), against="b", engine={"ep_size": 8, "page_size": 16})
+    winner = decide([*base, *fancy, *plain])["winner"]
+    assert (winner["configuration"], winner["verdict"]) == ("b", "tie")
+    assert winner["close"] == ["c"]
+    assert "differs least from the baseline" in winner["sentence"]
+
+
+def test_what_the_engine_does_not_read_makes_nothing_more_complex():
+    rates = (100.0, 100.1, 99.9, 100.0)
+    base = starts("a", 50.0, 50.05, 49.95)
+    dead = starts("b", *(rate * 1.001 for rate in rates), against="a",
+                  engine={"ep_size": 8, "num_continuous_decode_steps": 8})  # fmt: skip
+    plain = starts("c", *rates, against="a", engine={"ep_size": 8})
+    assert decide([*base, *dead, *plain])["winner"]["configuration"] == "b"
+
+
+def test_the_winners_row_is_first_and_the_pareto_set_has_both_ends():
+    fast = measured("fast", a_point(1, 20.0), a_point(64, 200.0))
+    quick = measured("quick", a_point(1, 60.0), a_point(64, 100.0))
+    worse = measured("worse", a_point(1, 19.0), a_point(64, 90.0))
+    found = decide([worse, quick, fast])
+    assert found["ranking"][0]["configuration"] == "fast"
+    assert {row["configuration"] for row in found["pareto"]} == {"fast", "quick"}
+    assert decide([worse, quick, fast], "single_stream")["winner"]["configuration"] == "quick"
+    with pytest.raises(ObjectiveError):
+        decide([], "speed")
+
+
+def test_throughput_at_a_concurrency_is_an_objective():
+    a = measured("a", a_point(8, 50.0), a_point(64, 200.0))
+    b = measured("b", a_point(8, 80.0), a_point(64, 100.0))
+    found = decide([a, b], objectives=["throughput@8"])
+    assert found["winners"]["throughput@8"]["configuration"] == "b"
+    assert found["winner"]["configuration"] == "a"
+
+
+def test_losers_are_told_where_they_fell_behind():
+    won = measured("w", a_point(1, 60.0), a_point(64, 900.0), a_point(256, 1500.0))
+    late = measured("late", a_point(1, 60.0), a_point(64, 600.0), a_point(256, 700.0))
+    slow = measured("slow", a_point(1, 20.0), a_point(64, 300.0), a_point(256, 500.0))
+    told = sentences(decide([won, late, slow]))
+    assert told["late"] == "-53% against the winner's peak. As fast with one stream, behind from 64 on (-53% at 256)."
+    assert told["slow"] == "-67% against the winner's peak. Behind at every concurrency, already -67% with one stream."
+
+
+def test_a_small_kv_cache_and_another_transport_are_reasons():
+    work = {"prompt_tokens": 1000, "output_tokens": 500}
+    roomy = rec.Start(started_at="x", kv_tokens=450_000, transports={"P2P/CUMEM": 16})
+    tight = rec.Start(started_at="x", kv_tokens=48_000, transports={"SHM/direct": 16})
+    won = measured("w", a_point(256, 1500.0), start=roomy, workload=work)
+    lost = measured("l", a_point(32, 500.0), start=tight, workload=work)
+    told = sentences(decide([won, lost]))["l"]
+    assert "Its KV cache holds about 32 requests; the winner's peak has 256." in told
+    assert "talk over SHM/direct, the winner's over P2P/CUMEM" in told
+
+
+def test_drift_of_the_baseline_is_shown_and_corrects_nothing():
+    records = starts("a", 100.0, 95.0, 90.0) + starts("b", 120.0, 120.5, against="a", engine={"ep_size": 8})
+    found = decide(records)
+    (drift,) = found["drift"]
+    assert drift["configuration"] == "a"
+    assert "-10.0% over 2.0 h" in drift["sentence"]
+    assert drift["sentence"] in found["notes"]
+    # Effect: mean of b's logarithms over that of a's, drift and all: sqrt(120 x 120.5) / (100 x 95 x 90)^(1/3).
+    ratio = (120 * 120.5) ** 0.5 / (100 * 95 * 90) ** (1 / 3)
+    assert found["experiments"][0]["effect"]["peak"]["ratio"] == pytest.approx(ratio)
+
+
+def test_alike_hosts_are_corrected_by_their_common_baseline():
+    first, second = "h1", "h2"
+    base = [measured("a", a_point(64, rate), host=host) for rate, host in ((100.0, first), (80.0, second))]
+    # On the slower host b is 1.5 times its baseline, on the faster c is 1.3 times.
+    b = measured("b", a_point(64, 120.0), host=second, against="a")
+    c = measured("c", a_point(64, 130.0), host=first, against="a")
+    found = decide([*base, b, c])
+    assert found["winner"]["configuration"] == "b"
+    assert found["winners_by_host"] == {}
+    assert [e["effect"]["peak"]["ratio"] for e in found["experiments"]] == [pytest.approx(1.5), pytest.approx(1.3)]
+
+
+def test_hosts_without_anything_in_common_have_a_winner_each():
+    a = measured("a", a_point(64, 100.0), host="h1")
+    b = measured("b", a_point(64, 200.0), host="h2")
+    found = decide([a, b])
+    assert {host: won["configuration"] for host, won in found["winners_by_host"].items()} == {"h1": "a", "h2": "b"}
+
+
+def test_a_start_that_failed_among_others_is_noted():
+    failure = rec.Failure(kind="k", stage="weights", sentence="It does not fit.")
+    failed = measured("a", number=2)
+    failed = msgspec.structs.replace(failed, outcome="failed", failure=failure)
+    found = decide([*starts("a", 100.0), failed])
+    assert found["winner"]["configuration"] == "a"
+    assert "a failed on 1 of 2 starts: It does not fit." in found["notes"]
+
+
+_RATE = st.floats(allow_nan=True, allow_infinity=True) | st.floats(1e-9, 1e9) | st.none()
+_WILD = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from([None, "a", "b", "zz"]), st.integers(1, 5),
+              st.lists(st.tuples(st.sampled_from([1, 8, 64]), _RATE), max_size=4)),
+    max_size=8,
+)  # fmt: skip
+
+
+@given(_WILD)
+def test_any_records_get_a_decision_that_is_json(wild):
+    records = [
+        measured(name, *(a_point(c, rate) for c, rate in points), against=against, number=number)
+        for name, against, number, points in wild
+    ]
+    found = decide(records)
+    json.dumps(found, allow_nan=False)
+    assert len(found["ranking"]) == len({record.configuration.name for record in records})

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+from builders import a_point, a_record
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmark.campaign import record as rec
+from benchmark.campaign.experiments import Claim, causes, claims, experiments
+from benchmark.campaign.objectives import PEAK, SINGLE_STREAM, group
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "expected"),
+    [
+        # The catalogue's own.
+        (
+            "Without all-reduces over PCIe a single stream is faster; the total is lower, because a stage waits.",
+            [Claim("single_stream", True), Claim("peak", False)],
+        ),
+        (
+            "Whole experts keep their matrices wide, so each stream is faster and the peak is higher.",
+            [Claim("single_stream", True), Claim("peak", True)],
+        ),
+        (
+            "More requests at once and fewer returns to the scheduler raise the peak by half.",
+            [Claim("peak", True)],
+        ),
+        ("Attention split two ways costs the fewest all-reduces.", [Claim("peak", True)]),
+        ("The first token comes faster.", [Claim("ttft", True)]),
+        ("TTFT is lower; a token takes less energy.", [Claim("ttft", True), Claim("tokens_per_joule", False)]),
+        ("A single stream is no slower; the peak does not rise.", [Claim("peak", True)]),
+        (None, [Claim("peak", True)]),
+    ],
+)
+def test_what_a_hypothesis_claims(hypothesis, expected):
+    assert claims(hypothesis) == expected
+
+
+@given(st.text())
+def test_any_text_claims_something(text):
+    assert claims(text)
+
+
+def test_a_split_changes_two_keys_and_is_one_cause():
+    changes = [("max_running_requests", 64, 32), ("pp_size", None, 8), ("tp_size", 8, None)]
+    assert causes(changes) == ["max_running_requests", "the split (tp_size and pp_size)"]
+    # Not the same number of GPUs: two causes.
+    assert causes([("pp_size", None, 2), ("tp_size", 8, None)]) == ["pp_size", "tp_size"]
+    assert causes([("tp_size", 8, "x")]) == ["tp_size"]
+    replicas = [("dp_size", None, 8), ("enable_dp_attention", None, True)]
+    assert causes(replicas) == ["attention replicas (enable_dp_attention and dp_size)"]
+
+
+def starts(name, *rates, engine=None, against=None, hypothesis="The peak is higher.", **more):
+    configuration = rec.Configuration(name=name, against=against, hypothesis=hypothesis, engine=engine or {})
+    return [
+        a_record(configuration=configuration, outcome="measured", points=[a_point(8, rate)], start_number=n, **more)
+        for n, rate in enumerate(rates, 1)
+    ]
+
+
+def one(records):
+    (found,) = experiments(group(records), [PEAK, SINGLE_STREAM])
+    return found
+
+
+def test_a_clear_gain_supports_and_a_clear_loss_refutes():
+    base = starts("a", 100.0, 101.0, 99.0)
+    change = {"engine": {"ep_size": 8}, "against": "a"}
+    up = one(base + starts("b", 120.0, 121.0, **change))
+    assert up["verdict"] == "supported"
+    assert up["starts"] == [2, 3]
+    assert up["due_to"] == "ep_size"
+    assert up["effect"]["peak"]["low"] > 1.1
+    assert "From 2 and 3 starts" in up["sentence"]
+    down = one(base + starts("b", 80.0, 81.0, **change))
+    assert down["verdict"] == "refuted"
+    slower = one(base + starts("b", 80.0, 81.0, **change, hypothesis="The total is lower."))
+    assert slower["verdict"] == "supported"
+
+
+def test_a_close_call_says_how_many_more_starts_it_needs():
+    found = one(starts("a", 100.0, 102.0, 98.0) + starts("b", 103.0, 101.0, engine={"ep_size": 8}, against="a"))
+    assert found["verdict"] == "undecided"
+    effect = found["effect"]["peak"]
+    assert effect["low"] < 1 < effect["high"]
+    assert effect["more_starts"] == found["more_starts"]
+    assert "would have been seen" in found["sentence"]
+
+
+def test_a_tie_refutes_that_it_is_faster():
+    same = (100.0, 100.1, 99.9, 100.0)
+    found = one(starts("a", *same) + starts("b", *same, engine={"ep_size": 8}, against="a"))
+    assert found["effect"]["peak"]["verdict"] == "tie"
+    assert found["verdict"] == "refuted"
+
+
+def test_another_release_is_a_change_too():
+    old, new = rec.Engine(name="sglang", version="0.5.11"), rec.Engine(name="sglang", version="0.5.23")
+    configuration = rec.Configuration(name="b", against="a", hypothesis="h", engine={"ep_size": 8})
+    records = [
+        a_record(name="a", outcome="measured", points=[a_point(8, 10.0)], engine=old),
+        a_record(configuration=configuration, outcome="measured", points=[a_point(8, 20.0)], engine=new),
+    ]
+    found = one(records)
+    assert found["confounded_by"] == ["ep_size", "engine version"]
+    assert found["verdict"] == "undecided"
+
+
+def test_an_unknown_release_has_no_unread_flags():
+    engine = rec.Engine(name="other", version="what")
+    configuration = rec.Configuration(name="b", against="a", engine={"num_continuous_decode_steps": 8})
+    records = [
+        a_record(name="a", outcome="measured", points=[a_point(8, 10.0)], engine=engine),
+        a_record(configuration=configuration, outcome="measured", points=[a_point(8, 20.0)], engine=engine),
+    ]
+    assert one(records)["ignored"] == []
+
+
+def test_sides_without_numbers_are_said():
+    failed = a_record(configuration=rec.Configuration(name="b", against="a"), outcome="failed")
+    assert "b was failed, so there is no effect" in one([*starts("a", 10.0), failed])["sentence"]
+    assert "a was not measured" in one([failed])["sentence"]

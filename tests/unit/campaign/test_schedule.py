@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import pytest
+from builders import a_point, a_record
+
+from benchmark.campaign import record as rec
+from benchmark.campaign.objectives import SINGLE_STREAM, objective
+from benchmark.campaign.schedule import Settings, baseline_of, cost, next_turns, planned, share, skipped
+
+LADDER = (1, 16, 64, 256)
+PEAKS = {"tp8": 500.0, "ep8": 900.0, "pp8": 400.0, "ep4": 880.0}
+
+
+def a_plan(peaks=PEAKS, **verdicts):
+    return [
+        {
+            "configuration": {
+                "name": name,
+                "against": None if name == "tp8" else "tp8",
+                "engine": {"tp_size": 8} if name != "pp8" else {"pp_size": 8},
+                "environment": {},
+            },
+            "plan": {
+                "verdict": verdicts.get(name, "runs"),
+                "sentence": "It does not fit.",
+                "speed": {"peak": {"expected": peak}},
+            },
+        }
+        for name, peak in peaks.items()
+    ]
+
+
+def done(name, peak, number=1, outcome="measured"):
+    rates = {1: peak / 20, 16: peak / 4, 64: peak / 1.5, 256: peak}
+    points = [a_point(c, rate, duration_seconds=120.0) for c, rate in rates.items()] if outcome == "measured" else []
+    return a_record(
+        configuration=rec.Configuration(name=name, against=None if name == "tp8" else "tp8"),
+        fingerprint=name,
+        outcome=outcome,
+        points=points,
+        start_number=number,
+        start=rec.Start(started_at="2026-01-01T00:00:00Z", ready_seconds=1200.0),
+        created_at=f"2026-01-01T{number:02d}:00:00Z",
+    )
+
+
+def quick(**more):
+    return Settings(ladder=LADDER, confidence="quick", **more)
+
+
+def full(**more):
+    return Settings(ladder=LADDER, **more)
+
+
+def told(turns):
+    return [(turn.configuration, turn.start_number) for turn in turns]
+
+
+def run(settings, truth=PEAKS, plan=None):
+    """Take every first turn until there is none; returns the records."""
+    records = []
+    while turns := next_turns(plan or a_plan(), records, settings):
+        turn = turns[0]
+        peak = truth.get(turn.configuration)
+        outcome = "failed" if peak is None else "measured"
+        records.append(done(turn.configuration, peak or 0.0, turn.start_number, outcome))
+        assert len(records) < 40
+    return records
+
+
+def test_quick_starts_each_once_the_baseline_first_then_by_the_plan():
+    assert told(next_turns(a_plan(), [], quick())) == [("tp8", 1), ("ep8", 1), ("ep4", 1), ("pp8", 1)]
+    assert len(run(quick())) == 4
+
+
+def test_full_brings_the_baseline_first_between_and_last_and_the_finalists_twice():
+    records = run(full())
+    names = [(r.configuration.name, r.start_number) for r in records]
+    assert names[0] == ("tp8", 1)
+    assert names[-1] == ("tp8", 3)
+    assert names.index(("tp8", 2)) < len(names) - 2
+    # ep8 and ep4 are 2 % apart, pp8 is out of reach; the winner has a third start, for quoting.
+    assert {name for name in names if name[1] == 2} == {("tp8", 2), ("ep8", 2), ("ep4", 2)}
+    assert ("ep8", 3) in names
+    assert len(names) == 9
+
+
+def test_second_starts_measure_the_peak_and_its_neighbour():
+    records = [done(name, peak) for name, peak in PEAKS.items()]
+    again = next(turn for turn in next_turns(a_plan(), records, full()) if turn.configuration == "ep8")
+    assert again.rungs == (64, 256)
+    # 20 minutes to start and two points of two minutes.
+    assert again.minutes == pytest.approx(24.0)
+
+
+def test_what_failed_is_not_tried_again():
+    truth = {**PEAKS, "ep8": None}
+    names = [r.configuration.name for r in run(full(), truth)]
+    assert names.count("ep8") == 1
+
+
+def test_a_failing_baseline_does_not_hold_up_the_rest():
+    names = [r.configuration.name for r in run(full(), {**PEAKS, "tp8": None})]
+    assert set(names) == set(PEAKS)
+    assert names.count("tp8") == 1
+
+
+def test_a_rejected_one_is_named_and_not_started():
+    plan = a_plan(pp8="rejected")
+    assert "pp8" not in {r.configuration.name for r in run(quick(), plan=plan)}
+    assert skipped(plan, [], quick()) == [{"configuration": "pp8", "reason": "It does not fit.", "chance": None}]
+
+
+def test_a_budget_defers_and_says_so():
+    # A whole start takes 20 + 4 x 2 minutes; 60 hold two of them.
+    settings = quick(budget_minutes=60.0)
+    assert told(next_turns(a_plan(), [], settings)) == [("tp8", 1), ("ep8", 1)]
+    records = [done("tp8", 500.0), done("ep8", 900.0)]
+    assert next_turns(a_plan(), records, settings) == []
+    left = skipped(a_plan(), records, settings)
+    assert [row["configuration"] for row in left] == ["ep4", "pp8"]
+    assert left[0]["reason"].startswith("Deferred: 4 minutes are left, a start with its points takes 28")
+    assert 0 < left[0]["chance"] < 1
+
+
+def test_without_a_budget_nothing_is_left_out():
+    assert {r.configuration.name for r in run(full())} == set(PEAKS)
+    assert skipped(a_plan(), run(full()), full()) == []
+
+
+def test_time_is_learnt_from_what_was_measured():
+    fast = rec.Start(started_at="x", ready_seconds=60.0)
+    record = a_record(name="tp8", outcome="measured", points=[a_point(1, 20.0, duration_seconds=30.0)], start=fast)
+    turns = next_turns(a_plan(), [record], quick())
+    assert turns[0].minutes == pytest.approx(1 + 4 * 0.5)
+
+
+def test_further_looks_are_for_those_not_told_apart():
+    truth = {**PEAKS, "ep8": 900.0, "ep4": 899.0}
+
+    def noisy(settings):
+        records = []
+        while turns := next_turns(a_plan(), records, settings):
+            turn = turns[0]
+            factor = 1 + (0.03 if (turn.start_number + len(turn.configuration)) % 2 else -0.03)
+            records.append(done(turn.configuration, truth[turn.configuration] * factor, turn.start_number))
+            assert len(records) < 40
+        return [r.configuration.name for r in records]
+
+    assert len(noisy(full(looks=4))) > len(noisy(full()))
+    assert max(noisy(full(looks=4)).count(name) for name in ("ep8", "ep4")) <= 5
+
+
+def test_costs_are_counted_in_starts():
+    assert cost(a_plan(), quick()).starts == 4
+    assert cost(a_plan(), quick()).minutes == pytest.approx(4 * 28)
+    whole = cost(a_plan(), full())
+    # Four once, the baseline twice more, three finalists again and the winner to be quoted.
+    assert whole.starts == 10
+    assert "4 to see each once, 2 more of the baseline and up to 4 of finalists" in whole.sentence
+    assert cost([], full()).starts == 0
+
+
+def test_the_baseline_is_the_root_of_most():
+    assert baseline_of([{"name": "x", "against": None}, *(e["configuration"] for e in a_plan())]) == "tp8"
+    assert baseline_of([{"name": "x", "against": "y"}, {"name": "y", "against": "x"}]) in ("x", "y")
+    assert baseline_of([]) is None
+
+
+def test_alike_hosts_share_the_work_and_each_has_the_baseline():
+    assert share(["tp8", "a", "b", "c"], ["h1", "h2"], "tp8") == {"h1": ["tp8", "a", "c"], "h2": ["tp8", "b"]}
+
+
+def test_the_plan_speaks_of_other_objectives_too():
+    ladder = [{"concurrency": 8, "output_tokens_per_second": {"expected": 90.0}, "ttft": {"expected": 0.5}}]
+    said = {"speed": {"single_user": {"expected": 20.0}, "peak": {"expected": 100.0}, "ladder": ladder}}
+    assert planned(said, SINGLE_STREAM) == 20.0
+    assert planned(said, objective("throughput@8")) == 90.0
+    assert planned(said, objective("throughput@16")) is None
+    assert planned(said, objective("ttft")) == 2.0
+    assert planned({"speed": None}, SINGLE_STREAM) is None
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="looks"):
+        full(looks=5)
+    with pytest.raises(ValueError, match="ladder"):
+        Settings(ladder=())
