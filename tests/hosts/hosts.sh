@@ -202,7 +202,7 @@ one_at_a_time() { exec 9>/run/lock/shardsweep-hosts.lock; flock 9; }
 case ${1:-} in
   up) shift; [ $# -ge 3 ] || die "up NAME SUITE ADDRESS [UMASK]"; one_at_a_time; prepare 9>&-; up "$@" 9>&-;;
   reboot) shift; for name; do podman restart -t 30 "$name" >/dev/null; wait_for "$name"; done;;
-  down) shift; podman rm -f -i -t 5 "$@" >/dev/null;;
+  down) shift; [ -e "$TEST_HOSTS_STATE/storage.conf" ] || exit 0; podman rm -f -i -t 5 "$@" >/dev/null;;
   clean) clean;;
   *) sed -n '2,7p' "$0" >&2; exit 2;;
 esac

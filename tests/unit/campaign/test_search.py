@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ast
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -117,3 +119,16 @@ def test_above_a_rung_that_failed_nothing_is_tried():
         "Concurrency 16 failed, so concurrency 64 would too.",
     )
     assert next_rung([1, 16, 64], {}, failed=[64])[0] == 1
+
+
+def test_the_truth_of_the_measurement_comes_from_outside_the_project():
+    source = Path(__file__).parents[3] / "measurements/landscapes.py"
+    imported = set()
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(node.module or "")
+    assert {name.split(".")[0] for name in imported} == {"__future__", "collections", "dataclasses", "pathlib",
+                                                         "typing", "numpy", "yaml"}  # fmt: skip
