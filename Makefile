@@ -9,6 +9,9 @@ export ANSIBLE_HOME := $(CURDIR)/.ansible
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# What a sweep is told: here to try also what the plan says will not fit, so that a newcomer sees a failure named.
+SWEEP ?= -e plan=off
+
 .PHONY: sweep test lint clean format lock
 
 sweep: $(BIN)/.controller
@@ -28,13 +31,13 @@ format: $(BIN)/.test
 # A marker says which lock the environment was made from; a changed lock makes it anew.
 $(BIN)/.controller: requirements/controller.txt pyproject.toml | $(BIN)/python
 	@echo "Installing what a sweep needs into .venv ..."
-	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/controller.txt
+	@$(BIN)/python -m pip install --quiet --no-compile --require-hashes --requirement requirements/controller.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(BIN)/.test: requirements/test.txt $(BIN)/.controller
 	@echo "Installing what the tests need into .venv ..."
-	@$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/test.txt
+	@$(BIN)/python -m pip install --quiet --no-compile --require-hashes --requirement requirements/test.txt
 	@touch $@
 
 $(BIN)/python:

@@ -96,8 +96,12 @@ def _detail(turn: Turn) -> str:
     return f"{turn.state}: {turn.detail}" if not turn.over else turn.detail
 
 
+def _before(sweep: Sweep) -> str:
+    return "installing the tools on the host" if sweep.installing else "preparing"
+
+
 def _footer(sweep: Sweep) -> str:
-    parts = [f"{len(sweep.ended())} of {len(sweep.turns)} done"] if sweep.turns else ["preparing"]
+    parts = [f"{len(sweep.ended())} of {len(sweep.turns)} done"] if sweep.turns else [_before(sweep)]
     if best := sweep.best():
         parts.append(f"best so far {best.name} with {best.peak:,.0f} tok/s")
     if left := sweep.seconds_left():

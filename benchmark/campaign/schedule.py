@@ -210,8 +210,8 @@ class _State:
         return [*turns, *confirm, *wanted, *(self._settle() if last_done and not confirm else [])]
 
     def _confirm(self) -> list[Turn]:
-        """A second start of each finalist, and a third of the best of them."""
-        finalists = self.finalists()
+        """A second start of each finalist, and a third of the best of them; the baseline has its own anyway."""
+        finalists = [name for name in self.finalists() if name != self.baseline]
         turns = [self._again(name, 2) for name in finalists if len(self.groups[name].records) < 2]
         if finalists and len(self.groups[finalists[0]].records) <= CHOOSING_STARTS:
             turns.append(self._again(finalists[0], CHOOSING_STARTS + 1))

@@ -49,6 +49,7 @@ class Sweep:
         self.folder: str | None = None
         self.errors: list[str] = []
         self.hosts_seen = False
+        self.installing = False
         self._clock = clock
         self._current: dict[str, str] = {}
 
@@ -57,6 +58,8 @@ class Sweep:
         host = str(data.get("host") or "")
         result = data.get("res") if isinstance(data.get("res"), dict) else {}
         match event.get("event"):
+            case "playbook_on_task_start" if str(data.get("task", "")).startswith("Install | make the virtual"):
+                return self._installing()
             case "runner_on_ok" | "runner_item_on_ok":
                 self.hosts_seen = True
                 return self._ok(host, data, result)
@@ -117,6 +120,12 @@ class Sweep:
         if "report" in answer and "folder" in answer:
             self.folder = answer["folder"]
         return []
+
+    def _installing(self) -> list[Event]:
+        if self.installing:
+            return []
+        self.installing = True
+        return [Event("installing the tools on the host")]
 
     def _looked(self, host: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> list[Event]:
         answer = _answer(result)

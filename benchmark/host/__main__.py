@@ -23,7 +23,7 @@ from .managers import manager_for
 from .rollback import restore
 from .services import configuration_of
 from .settings import HostError, Settings, read_json, read_settings
-from .switch import running, serving_units, switch
+from .switch import death, running, serving_units, switch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,7 +132,11 @@ def _run_job(settings: Settings, options: argparse.Namespace) -> None:
 
 def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     said = _standard_input()
-    records.fail(settings, options.configuration, options.fingerprint, said["failure"], said.get("start") or {})
+    failure = said["failure"]
+    if failure.get("kind") == "point_failed":
+        # The engine's own end says more than the load generator's view of it.
+        failure = death(settings, options.configuration) or failure
+    records.fail(settings, options.configuration, options.fingerprint, failure, said.get("start") or {})
     return records.finish(settings, options.configuration, options.fingerprint)
 
 

@@ -29,7 +29,8 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
     """
     manager = manager_for(settings)
     lease.renew(settings)
-    if (point := _measured(settings, spec)) is not None and not _mine(settings, spec):
+    # An invalid point of an earlier try (the engine died in it, say) is measured again.
+    if (point := _measured(settings, spec)) is not None and point.valid and not _mine(settings, spec):
         return _done(point, changed=False)
     if not _mine(settings, spec):
         _start(settings, manager, spec)

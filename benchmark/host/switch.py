@@ -168,6 +168,25 @@ def _note_stages(start: dict[str, Any], seen: lifecycle.Lifecycle, elapsed: floa
     start["transports"] = dict(seen.transports)
 
 
+def death(settings: Settings, name: str) -> dict[str, Any] | None:
+    """How the engine of `name` ended by itself since its last start, as a failure; None while it runs."""
+    unit = engine_unit(name)
+    manager = manager_for(settings)
+    service = manager.state(unit)
+    if service.running:
+        return None
+    offset = running(settings).get(unit, {}).get("log_offset", 0)
+    log = manager.log(unit)
+    # The end tells; an engine that measured has written much before it.
+    if log.exists() and log.stat().st_size - offset > LOG_BYTES:
+        offset = log.stat().st_size - LOG_BYTES
+    seen = lifecycle.read_log(log_since(log, offset))
+    failure = lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
+    state: dict[str, Any] = {}
+    _fail_from(state, failure, f"The engine ended while it was measured ({service.detail}).", seen)
+    return state["failure"]
+
+
 def log_since(log: Path, offset: int) -> str:
     """The log from an offset on (from its beginning if it was truncated since), bounded."""
     try:

@@ -229,6 +229,11 @@ def _front_end(rows: list[RequestRow], about: About, found: Figures) -> list[Fla
     step = about.server.get("decode_step_mean_seconds")
     if not step or not found.tpot.size:
         return []
+    # A line's step is its running requests over its tokens a second. Where lines fall behind a wave of ends, fewer
+    # run than on average, and the quotient is shorter than a step.
+    full = min(about.concurrency, about.server.get("max_running") or about.concurrency)
+    if about.server.get("log_running_mean", full) < (1 - STEP_SHARE) * full:
+        return []
     seen = float(found.tpot.mean())
     if seen <= step * (1 + STEP_SHARE):
         # Below it is no contradiction: the log's throughput has pauses between requests in it.

@@ -157,10 +157,11 @@ def winning_row(found: list[Row], decision: Mapping[str, Any]) -> Row | None:
 
 def headline(found: list[Row], decision: Mapping[str, Any], won: Row | None) -> str:
     """The answer in one line."""
+    stands = text.standing(mapping(decision.get("winner")))
     if won is not None and won.peak_value is not None and won.peak is not None:
-        return f"{won.label} wins: {text.rate(won.peak_value)} tok/s at {text.plural(won.peak.concurrency, 'user')}"
+        return f"{won.label} {stands}: {text.rate(won.peak_value)} tok/s at {text.plural(won.peak.concurrency, 'user')}"
     if won is not None:
-        return f"{won.label} wins"
+        return f"{won.label} {stands}"
     if not found:
         return "Nothing measured yet"
     if not any(row.peak for row in found):

@@ -62,7 +62,8 @@ def code(item: Any) -> str:
 def _markdown_winner(decision: Mapping[str, Any], found: list[Row]) -> str:
     winner = mapping(decision.get("winner"))
     if winner:
-        return f"**{code(winner.get('configuration', ''))}** wins. {escape(winner.get('sentence') or '')}".strip()
+        name, stands = code(winner.get("configuration", "")), text.standing(winner)
+        return f"**{name}** {stands}. {escape(winner.get('sentence') or '')}".strip()
     if not found:
         return "No records yet."
     if not any(row.peak for row in found):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from .summary import number
@@ -106,3 +107,8 @@ def clean(text: Any) -> str:
     """One line without control characters: terminal escapes and line breaks from a record stay out."""
     flat = " ".join(str(text).split())
     return "".join(c for c in flat if c.isprintable())
+
+
+def standing(winner: Mapping[str, Any]) -> str:
+    """What may be said of a winner: one that a few starts cannot tell from the next leads, and has not won."""
+    return {"undecided": "leads, undecided", "tie": "leads, in a tie"}.get(str(winner.get("verdict")), "wins")

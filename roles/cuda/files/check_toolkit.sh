@@ -34,7 +34,7 @@ SOURCE
 if ! nvcc -arch="sm_$architecture" -c check.cu -o check.o >out 2>&1; then
   case $(cat out) in
     *'ermission denied'*) give_up "nvcc may not be run by $(id -un): run the role cuda again, it opens the programs to all users." ;;
-    *curand_kernel.h*) give_up "The headers of curand are missing: install nvidia-curand beside nvcc." ;;
+    *curand_kernel.h*) give_up "The headers of curand, which FlashInfer compiles with, are missing: install libcurand-dev-13-0 (the wheel nvidia-curand) beside nvcc." ;;
     *'not found'*) give_up "nvcc is not on PATH ($PATH)." ;;
     *nsupported*architecture* | *'not defined for option'*) give_up "This nvcc is too old for sm_$architecture: install CUDA 13." ;;
     *) give_up "nvcc does not compile for sm_$architecture." ;;

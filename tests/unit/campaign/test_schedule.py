@@ -93,6 +93,13 @@ def test_second_starts_measure_the_peak_and_its_neighbour():
     assert again.minutes == pytest.approx(24.0)
 
 
+def test_a_baseline_that_is_a_finalist_is_started_three_times_all_the_same():
+    names = [r.configuration.name for r in run(full(), {**PEAKS, "tp8": 905.0})]
+    assert names.count("tp8") == 3
+    foreseen = told(next_turns(a_plan(), [done(n, 905.0 if n == "tp8" else p) for n, p in PEAKS.items()], full()))
+    assert len(foreseen) == len(set(foreseen))
+
+
 def test_what_failed_is_not_tried_again():
     truth = {**PEAKS, "ep8": None}
     names = [r.configuration.name for r in run(full(), truth)]

@@ -145,6 +145,14 @@ def test_front_end_limit_on_the_captured_figures():
     assert severities(fine, server={"decode_step_mean_seconds": 0.0031}) == {}
 
 
+def test_a_log_between_waves_does_not_blame_the_front_end():
+    """An H200 at 256 in flight: lines fell where 164 ran, so 18.45 ms a step by the log beside a TPOT of 26.60."""
+    slow = [row(i, 0, [100 + 26.6 * k for k in range(70)]) for i in range(20)]
+    server = {"decode_step_mean_seconds": 0.01845, "log_running_mean": 163.8, "max_running": 256}
+    assert "front_end_limit" not in flags(slow, server=server, concurrency=256)
+    assert "front_end_limit" in flags(slow, server=server | {"log_running_mean": 255.0}, concurrency=256)
+
+
 def test_interpolated_is_noted():
     rows = [row(i, 0, (100, 200, 300), counts=[1, 3, 4], source="interpolated") for i in range(3)]
     assert severities(rows) == {"interpolated": "note"}
