@@ -1,6 +1,7 @@
 # make sweep   the main job: measure the catalogue on this machine's simulated engine, and write the report
 # make test    all tests that need nothing but this folder
 # make lint    ansible-lint (production) and ruff
+# make test-install   the real installation of the engine, about 10 GB and some minutes (docs/install.md)
 # make clean   stop what runs here and remove what the others made
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,13 +13,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What a sweep is told: here to try also what the plan says will not fit, so that a newcomer sees a failure named.
 SWEEP ?= -e plan=off
 
-.PHONY: sweep test lint clean format lock
+.PHONY: sweep test test-install lint clean format lock
 
 sweep: $(BIN)/.controller
 	@shardsweep sweep $(SWEEP)
 
 test: $(BIN)/.test
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST)
+
+test-install: $(BIN)/.test
+	@$(BIN)/python tests/install/run.py --record docs/evidence/install $(INSTALL)
 
 lint: $(BIN)/.test
 	@ruff check .
@@ -51,6 +55,7 @@ lock:
 	$(LOCK) --extra controller --group build --output-file requirements/controller.txt
 	$(LOCK) --all-extras --group test --output-file requirements/test.txt
 	$(LOCK) --extra supervisor --extra simulator --output-file roles/sglang_tools/files/requirements.txt
+	tests/install/lock.sh 0.5.11 0.5.23
 
 clean:
 	@if [ -x $(BIN)/ansible-playbook ] && [ -e .shardsweep ]; then ansible-playbook playbooks/stop.yml >/dev/null || \

@@ -57,7 +57,7 @@ def _main(
 def sweep(
     configurations: Annotated[list[str] | None, typer.Argument(help="Which; all of the catalogue without.")] = None,
     concurrencies: Annotated[str | None, typer.Option(help="The ladder, such as 1,8,64.")] = None,
-    workload: Annotated[str | None, typer.Option(help="A shipped workload: quick, chat, long_prompt, text.")] = None,
+    workload: Annotated[str | None, typer.Option(help="A shipped workload: quick, chat, long_prompt, prose.")] = None,
     after: Annotated[str | None, typer.Option(help="What runs afterwards: previous, winner or stopped.")] = None,
     interrupt: Yes = False,
     inventory: Inventory = None,

@@ -21,11 +21,13 @@ def restore(settings: Settings, units: list[str], token: str, *, seconds: float 
     Raises:
         HostError: two of our engines cannot serve at once.
     """
-    ours = [unit for unit in units if configuration_of(unit)]
-    others = [unit for unit in units if not configuration_of(unit)]
+    manager = manager_for(settings)
+    # A unit of somebody else's may be called like ours; only one that we rendered is switched to.
+    rendered = set(manager.units())
+    ours = [unit for unit in units if configuration_of(unit) and unit in rendered]
+    others = [unit for unit in units if unit not in ours]
     if len(ours) > 1:
         raise HostError(f"{' and '.join(ours)} cannot both serve: each takes the GPUs. Restore one of them.")
-    manager = manager_for(settings)
     began = read_json(settings.state / "restore.json", {})
     if began.get("token") != token:
         began = {"token": token, "began_at": time.time()}

@@ -28,6 +28,8 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     """Seconds since the epoch, of the last start."""
     detail: str = ""
+    restarts: int = 0
+    """How often the manager has started it again by itself since it was asked to."""
 
     @property
     def running(self) -> bool:

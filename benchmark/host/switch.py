@@ -129,7 +129,11 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
     elapsed = time.time() - state["start"]["started_at"]
     _note_stages(state["start"], seen, elapsed)
     state["waiting_for"] = f"{state['configuration']}: {seen.stage}"
-    if not service.running:
+    restarts_in_vain = service.restarts > 0 and "ready_seconds" not in state["start"]
+    if not service.running or restarts_in_vain:
+        # A unit that its manager starts again and again before it ever was ready is failing, not starting.
+        if restarts_in_vain:
+            manager.stop(unit)
         failure = lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
         _fail_from(state, failure, f"The engine ended before it was ready ({service.detail}).", seen)
         return

@@ -73,6 +73,7 @@ class Systemd:
             exit_signal=status if by_signal and not pid else None,
             started_at=_since(shown.get("ExecMainStartTimestampMonotonic", "")),
             detail=_detail(shown, status),
+            restarts=int(shown.get("NRestarts") or 0),
         )
 
     def processes(self, unit: str) -> list[Process]:
