@@ -11,6 +11,7 @@ import dataclasses
 import math
 import resource
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -92,7 +93,7 @@ class Limits:
 
 
 @dataclass
-class Driver:
+class Driver(ABC):
     """State common to both loops."""
 
     wire: Wire
@@ -176,13 +177,13 @@ class Driver:
         if self.stopping and not self.active and not self._all_done.done():
             self._all_done.set_result(None)
 
+    @abstractmethod
     def after(self, exchange: Exchange, at_ns: int) -> None:
         """What comes after an exchange: the next one, in a closed loop."""
-        raise NotImplementedError
 
+    @abstractmethod
     def at_completion(self, edge_ns: int) -> None:
         """Window edges follow completions where they can: at concurrency 1 it then holds whole requests."""
-        raise NotImplementedError
 
     # The window
 
@@ -247,8 +248,9 @@ class Driver:
         self._expected_tick = now / 1e9 + TICK_SECONDS
         self._timer = self.loop.call_later(TICK_SECONDS, self.tick)
 
+    @abstractmethod
     def at_tick(self, now_ns: int) -> None:
-        raise NotImplementedError
+        """What is looked at a few times a second."""
 
     def _give_up_silent(self, now_ns: int) -> None:
         limit = self.limits.silence_seconds
@@ -280,8 +282,9 @@ class Driver:
         seconds = (self.sample_ns[-1] - self.sample_ns[-back]) / 1e9
         return (self.sample_tokens[-1] - self.sample_tokens[-back]) / seconds if seconds > 0 else None
 
+    @abstractmethod
     async def begin(self) -> None:
-        raise NotImplementedError
+        """Open the connections and send the first requests."""
 
     async def run(self) -> None:
         """Send, measure, drain. Whatever happens, all connections are closed at the end."""
@@ -305,8 +308,9 @@ class Driver:
                     for exchange in list(self.active):
                         exchange.tag.connection.give_up(CANCELLED)
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """End the window and let nothing new begin."""
 
 
 def between_steps_ns(exchange: Exchange) -> int:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..campaign.record import Record, RecordError, load
+from ..campaign.statistics import holm, t_tail
 from ..load.statistics import t95
 from . import reported, text
 from .reported import Reported
-from .statistics import holm, t_tail
 from .summary import Row, Rung, mapping, rows
 
 ERROR = 0.05

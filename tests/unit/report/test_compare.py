@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from benchmark.campaign import record as rec
+from benchmark.campaign.statistics import holm, t_tail
 from benchmark.report import reported
 from benchmark.report.compare import SideError, compare, read_side
-from benchmark.report.statistics import holm, t_tail
 from benchmark.report.tables import comparison_text
 from tests.data.campaigns import made
 
