@@ -49,7 +49,7 @@ def sweep_command(
         return _USAGE
     if status == "canceled":
         out.print("Interrupted. Giving the host back ...", highlight=False)
-        run_plain("playbooks/give_back.yml", arguments)
+        run_plain("playbooks/give_back.yml", command_line(inventory, limit, variables | {"sweep_tokens": fold.tokens}))
         out.print("What was measured is kept; the same command goes on where it was.", highlight=False)
         return _INTERRUPTED
     for error in fold.errors:

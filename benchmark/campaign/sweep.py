@@ -50,6 +50,8 @@ class Sweep:
         self.errors: list[str] = []
         self.hosts_seen = False
         self.installing = False
+        self.tokens: dict[str, str] = {}
+        """host -> the token that this sweep holds it with."""
         self._clock = clock
         self._current: dict[str, str] = {}
 
@@ -103,6 +105,8 @@ class Sweep:
 
     def _ok(self, host: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> list[Event]:
         facts = result.get("ansible_facts") or {}
+        if "sweep_token" in facts:
+            self.tokens[host] = str(facts["sweep_token"])
         if "sglang_sweep_plan" in facts:
             return self._planned(host, data, facts["sglang_sweep_plan"])
         answer = _answer(result)

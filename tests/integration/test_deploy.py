@@ -163,7 +163,7 @@ def test_the_installed_collection_deploys_with_somebody_elses_inventory(site, tm
     done = run(command, elsewhere, environment)
     assert done.returncode == 0, said(done)
     assert site.serving() == ["sglang-ep4"]
-    assert not list((elsewhere / "collections").rglob("campaigns"))
+    assert not list((elsewhere / "collections").rglob("record.json"))
 
 
 def test_users_add_configurations_in_their_own_inventory(site):
