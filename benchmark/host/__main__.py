@@ -85,7 +85,9 @@ def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 
 def _stop(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     answer = switch(settings, None, "", options.token, yields=options.yields)
-    if answer["phase"] == "stopped" and lease.current(settings) is None:
+    if answer["phase"] == "stopped":
+        # Whoever says stop does not want a guard to start again what served before a sweep.
+        lease.drop(settings)
         manager_for(settings).release()
     return answer
 

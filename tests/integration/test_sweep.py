@@ -216,3 +216,13 @@ def test_an_inventory_that_matches_no_host_says_so(site):
     output = process.communicate(timeout=60)[0]
     assert process.returncode != 0
     assert "No host took part" in output
+
+
+def test_stop_means_stop_even_in_a_sweep(site):
+    site.variables["sglang_service_lease_seconds"] = 3
+    assert site.play("deploy.yml", config="ep4").returncode == 0
+    site.verb("sweep-begin", "--token", "mine", "--owner", "me", "--after", "previous")
+    assert site.play("playbooks/stop.yml").returncode == 0
+    time.sleep(6)
+    assert site.serving() == []
+    assert site.verb("observe")["lease"] is None
