@@ -26,7 +26,7 @@ def plan(
             is rejected, and what will not fit is tried.
 
     Returns:
-        [{"name", "verdict": "runs" | "doubtful" | "rejected", "sentence", "configuration", "plan"}].
+        [{"name", "verdict": "runs" | "doubtful" | "rejected", "sentence", "configuration", "workload", "plan"}].
 
     Raises:
         ConfigurationError: an unknown name, a circle, a bad entry.
@@ -73,5 +73,6 @@ def _entry(
         "verdict": verdict,
         "sentence": sentence,
         "configuration": configuration,
+        "workload": setting.get("workload"),
         "plan": planned,
     }

@@ -38,6 +38,7 @@ def test_a_sweep_ends_each_configuration_in_its_outcome(site):
     assert ep8.start.weights_bytes > 70 << 30
     assert "672.00 MiB" in found["here", "tp4ep2"].failure.sentence
     assert "ep divides the tensor-parallel group" in found["here", "tp2ep4"].failure.sentence
+    assert found["here", "tp2ep4"].workload == ep8.workload
     campaign = site.folder / "campaigns/kimi-k2.6-quick"
     folder = campaign / "here/ep8" / ep8.fingerprint
     assert {path.name for path in folder.iterdir()} == {

@@ -139,7 +139,7 @@ def test_wild_settings_get_a_verdict_and_a_sentence(engine):
 
 
 def test_the_accuracy_report_meets_its_marks():
-    """measurements/plan_accuracy.py over the public observations: what issue 4 asks of it."""
+    """measurements/plan_accuracy.py over the public observations: what the plan promises."""
     sys.path.insert(0, str(ROOT / "measurements"))
     try:
         import plan_accuracy as accuracy

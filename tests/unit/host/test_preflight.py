@@ -62,7 +62,7 @@ def verdicts(seen: Seen) -> dict[str, str]:
 def test_a_host_in_good_order_has_nothing_to_mend():
     found = verdicts(a_host())
     assert set(found.values()) == {"ok"}
-    # Every subject that issue 3 names is there.
+    # Every subject of docs/preflight.md is there.
     assert {
         "gpus", "driver", "kernel_module", "link_width", "link_generation", "topology", "p2p", "acs", "iommu", "numa",
         "rebar", "mig", "ecc", "persistence", "power_limit", "memory", "shm", "limits", "port", "xid",
