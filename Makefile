@@ -18,8 +18,10 @@ SWEEP ?= -e plan=off
 sweep: $(BIN)/.controller
 	@shardsweep sweep $(SWEEP)
 
+# The tests' own folders lie in the checkout too: their hosts' environments are installed there.
 test: $(BIN)/.test
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST)
+	@mkdir -p .cache
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --basetemp $(CURDIR)/.cache/pytest $(PYTEST)
 
 test-install: $(BIN)/.test
 	@$(BIN)/python tests/install/run.py --record docs/evidence/install $(INSTALL)
@@ -60,5 +62,5 @@ lock:
 clean:
 	@if [ -x $(BIN)/ansible-playbook ] && [ -e .shardsweep ]; then ansible-playbook playbooks/stop.yml >/dev/null || \
 	  { echo "What runs here could not be stopped; see: ansible-playbook playbooks/status.yml"; exit 1; }; fi
-	@rm -rf .shardsweep .venv .ansible .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .shardsweep .venv .ansible .cache .pytest_cache .ruff_cache .hypothesis build dist
 	@find . -name __pycache__ -prune -exec rm -rf {} +
