@@ -250,9 +250,9 @@ def one_shot(step: StepModel, plan: MemoryPlan, prompt: int, output: int, reques
     Answers are as long as an exponential distribution of this mean makes them, so the last ones run almost alone.
     """
     reached = min(requests, plan.concurrency(prompt + output // 2))
-    chunk = max(plan.chunked_prefill_size, prompt)
+    chunk = max(plan.chunked_prefill_size, prompt) * step.layout.attention_dp
     prefills = requests * prompt / chunk / min(step.layout.pp, requests)
-    total = step.prefill_seconds(chunk).scaled(prefills)
+    total = step.prefill_seconds(chunk, 0, chunk / prompt).scaled(prefills)
     # While requests wait, the batch stays full; then it thins out.
     full = max(0, requests - reached) * output / max(1, reached)
     total = total.plus(step.decode_seconds(reached, prompt + output // 2).scaled(full))

@@ -135,7 +135,7 @@ def plan_memory(
     options = build_options(engine, host, shape)
     extra = calibration.weights_extra_bytes if calibration else 0
     held = tuple(stage_bytes(shape, layout, stage, options) + extra for stage in range(layout.pp))
-    measured = calibration.pre_load_free_bytes if calibration else 0
+    measured = calibration.pre_load_free_bytes.get(layout.gpus) if calibration else None
     free = measured or int(pre_load_free_bytes(host, layout).expected)
     cells = [kv_bytes_per_token(shape, layout, stage, engine, host) for stage in range(layout.pp)]
     fraction, is_default = _fraction(engine, shape, layout, host, release)

@@ -71,8 +71,8 @@ class Blueprint:
     chunked_prefill_size: int
     decode_seconds: Callable[[int, int], float]
     """(running requests, tokens of context of each) -> one step."""
-    prefill_seconds: Callable[[int, int], float]
-    """(new tokens, tokens already there) -> one chunk."""
+    prefill_seconds: Callable[[int, int, int], float]
+    """(new tokens, tokens already there of each prompt, prompts) -> one chunk."""
 
     def resolved(self) -> dict[str, Any]:
         """Settings that the engine works out where the command line leaves them open."""
@@ -150,7 +150,7 @@ def build(arguments: ServerArguments, hardware_name: str, environment: Mapping[s
         max_running_requests=plan.max_running_requests,
         chunked_prefill_size=plan.chunked_prefill_size,
         decode_seconds=lambda batch, context: step.decode_seconds(batch, context).expected,
-        prefill_seconds=lambda new, context: step.prefill_seconds(new, context).expected,
+        prefill_seconds=lambda new, context, prompts: step.prefill_seconds(new, context, prompts).expected,
     )
 
 
