@@ -67,6 +67,8 @@ class ModelShape:
     index_heads: int = 0
     index_dim: int = 0
     """Sparse attention (DSA) keeps an index key beside the latent vector; 0 without."""
+    index_topk: int = 0
+    """Cached tokens that a query of sparse attention reads; 0: all."""
     attention_bias: bool = False
     attention_gate: bool = False
     """The query projection also makes an output gate of the same width (Qwen3.5)."""
@@ -286,6 +288,7 @@ def _mla(text: Mapping[str, Any], name: str, architecture: str) -> ModelShape:
         kv_lora_rank=int(text["kv_lora_rank"]),
         index_heads=int(text.get("index_n_heads") or 0),
         index_dim=int(text.get("index_head_dim") or 0),
+        index_topk=int(text.get("index_topk") or 0),
     )
 
 

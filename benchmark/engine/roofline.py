@@ -35,12 +35,13 @@ DENSE_LAYER_OVERHEAD = Range(15e-6, 30e-6, 60e-6)
 # Two models on one H200 take 0.3 (7 layers) and 0.5 ms (11) more at 8 requests than their bytes explain.
 MOE_BATCH_OVERHEAD = Range(10e-6, 42e-6, 90e-6)
 # Without a graph a layer's kernels are launched from Python, one by one, and the CPU is the limit. On one H200 (SGLang
-# 0.5.11, 16 virtual cores) a prefill of 512 tokens took 19 to 40 ms for 12 layers and 35 to 38 for 8 larger ones, one
-# of 8,192 tokens 38 to 56 for 12: launches and work add up. Decode above the graphs: 21 ms a step more for 12 layers.
-# The range is what starts on one host differ by, and other CPUs.
-EAGER_MOE_LAYER_OVERHEAD = Range(1.0e-3, 2.0e-3, 3.4e-3)
-# A dense layer launches about a third as many kernels. Assumed.
-EAGER_DENSE_LAYER_OVERHEAD = Range(0.3e-3, 0.7e-3, 1.6e-3)
+# 0.5.11, 16 virtual cores) decode above the graphs took 21 ms a step more for 12 layers (MLA, experts); a prefill of 512
+# tokens 19 to 40 ms for them and 35 to 38 for 8 larger ones, one of 8,192 tokens 38 to 56 for 12: launches and work add
+# up. The range is what starts on that host differ by, and other CPUs. How it divides over the parts of a layer, and
+# what grouped-query attention and a dense MLP take, follows the number of their kernels; assumed.
+EAGER_ATTENTION = {"mla": Range(0.5e-3, 1.05e-3, 1.9e-3), "gqa": Range(0.25e-3, 0.5e-3, 1.0e-3)}
+EAGER_EXPERTS = Range(0.4e-3, 0.7e-3, 1.4e-3)
+EAGER_MLP = Range(0.05e-3, 0.15e-3, 0.4e-3)
 # Prefill from piecewise graphs still launches attention, and what splits the graph, from Python. Assumed.
 PIECEWISE_LAYER_OVERHEAD = Range(0.1e-3, 0.4e-3, 1.5e-3)
 # Sampling, scheduling, detokenizing: once a step, and for each request. The decode lines of a log with evenly routed
@@ -87,7 +88,9 @@ class StageWork:
     head_flops: float
     """For one token that is sampled: the output layer."""
     cache_bytes: int
-    """One token of context."""
+    """One token of context, apart from its index keys."""
+    index_bytes: int = 0
+    """Index keys of one token of context, which sparse attention reads for all of them."""
 
 
 def stage_work(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[str, Any], host: Host) -> StageWork:
@@ -113,6 +116,7 @@ def stage_work(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[st
             head += tensor.bytes  # two operations for two bytes
         elif not tensor.tensor.endswith("scale"):
             flops += 2 * tensor.bytes / (bits.get(tensor.part, 16) / 8)
+    index = sizes[stage] * (shape.index_dim + ceil_div(shape.index_dim, 128) * 4)
     local = ceil_div(shape.experts + options.redundant_experts, layout.ep) if moe else 1
     return StageWork(
         layers=sizes[stage],
@@ -121,7 +125,8 @@ def stage_work(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[st
         expert_bytes=experts // (moe * local) if moe else 0,
         matrix_flops=flops,
         head_flops=head,
-        cache_bytes=kv_bytes_per_token(shape, layout, stage, engine, host),
+        cache_bytes=kv_bytes_per_token(shape, layout, stage, engine, host) - index,
+        index_bytes=index,
     )
 
 
@@ -177,17 +182,23 @@ def experts_seconds(
 
 
 def attention_seconds(
-    shape: ModelShape, layout: Layout, gpu: Gpu, stage: StageWork, pairs: float, *, decode: bool
+    shape: ModelShape, layout: Layout, gpu: Gpu, stage: StageWork, pairs: float, attended: float, *, decode: bool
 ) -> Range:
-    """Attention of one stage over `pairs` (query tokens x cached tokens, summed over this rank's requests)."""
+    """Attention of one stage over `pairs` (query tokens x cached tokens, summed over this rank's requests), of which
+    sparse attention looks at `attended` and indexes the rest.
+    """
     heads = ceil_div(shape.heads, layout.attention_tp)
     layers = stage.layers * shape.attention_layers / shape.layers
     absorbed = shape.attention == "mla" and decode
     wide = 2 * shape.kv_lora_rank + shape.rope_dim if absorbed else shape.head_dim + shape.v_head_dim
-    multiplying = per(2 * heads * wide * pairs * layers, gpu.bf16_flops, ATTENTION_COMPUTE_SHARE)
+    multiplying = per(2 * heads * wide * attended * layers, gpu.bf16_flops, ATTENTION_COMPUTE_SHARE)
+    if shape.index_dim:
+        indexing = 2 * shape.index_heads * shape.index_dim * pairs * layers
+        multiplying = multiplying.plus(per(indexing, gpu.fp8_flops, ATTENTION_COMPUTE_SHARE))
     if not decode:
         return multiplying
-    return longer(per(pairs * stage.cache_bytes, gpu.bandwidth, CACHE_BANDWIDTH_SHARE), multiplying)
+    read = attended * stage.cache_bytes + pairs * stage.index_bytes
+    return longer(per(read, gpu.bandwidth, CACHE_BANDWIDTH_SHARE), multiplying)
 
 
 def eplb_seconds(shape: ModelShape, layout: Layout, host: Host, stage: StageWork) -> Range:

@@ -20,8 +20,9 @@ from .models import ModelShape
 from .ranges import Range, independent_sum
 from .roofline import (
     DENSE_LAYER_OVERHEAD,
-    EAGER_DENSE_LAYER_OVERHEAD,
-    EAGER_MOE_LAYER_OVERHEAD,
+    EAGER_ATTENTION,
+    EAGER_EXPERTS,
+    EAGER_MLP,
     MOE_BATCH_OVERHEAD,
     MOE_LAYER_OVERHEAD,
     PIECEWISE_LAYER_OVERHEAD,
@@ -46,8 +47,10 @@ if TYPE_CHECKING:
     from .calibration import Calibration
 
 REMEMBERED_STEPS = 20_000
-# The scheduler admits a request if its prompt and this share of its longest answer fit (SGLANG_INIT_NEW_TOKEN_RATIO).
-NEW_TOKEN_RATIO = 0.7
+# Share of a request's answer that stands in the cache, or is kept free for it, on average. Requests of a steady state
+# are half done; for the rest the scheduler keeps a tenth free (SGLANG_INIT_NEW_TOKEN_RATIO 0.7, which falls to a
+# seventh of it in 600 steps without a retraction).
+HELD_SHARE = 0.55
 # Prompts of MLA models above this run without piecewise graphs (--piecewise-cuda-graph-max-tokens).
 MLA_PIECEWISE_TOKENS = 2048
 PARTS = ("work", "launch", "communication")
@@ -135,7 +138,7 @@ class StepModel:
         replica = ceil_div(max(1, batch), max(1, layout.dp))
         micro = ceil_div(replica, layout.pp)
         own = ceil_div(micro, layout.attention_dp)
-        pairs = own * (context_tokens + 1)
+        pairs = self._pairs(own, context_tokens + 1)
         graphs = own <= self.graph_batch
         work = [part for stage in self.stages for part in self._work(stage, micro, own, own, pairs, decode=True)]
         work += self._layers(MOE_LAYER_OVERHEAD, DENSE_LAYER_OVERHEAD) if graphs else []
@@ -146,7 +149,7 @@ class StepModel:
             work.append(PIPELINE_STAGE_OVERHEAD.scaled(layout.pp))
         return {
             "work": work,
-            "launch": [] if graphs else self._layers(EAGER_MOE_LAYER_OVERHEAD, EAGER_DENSE_LAYER_OVERHEAD),
+            "launch": [] if graphs else self._launches(),
             "communication": [seconds(call, self.host) for call in self.collectives(micro)],
         }
 
@@ -163,31 +166,42 @@ class StepModel:
         # Under attention DP a prompt stays on one rank; several spread over the ranks.
         ranks = min(layout.attention_dp, max(1, int(prompts)))
         own = ceil_div(tokens, ranks)
-        pairs = own * (context_tokens + tokens / max(1.0, prompts) / 2 + 1)
+        pairs = self._pairs(own, context_tokens + tokens / max(1.0, prompts) / 2 + 1)
         sampled = max(1, round(prompts / ranks))
         work = [part for stage in self.stages for part in self._work(stage, tokens, own, sampled, pairs, decode=False)]
         work.append(PREFILL_OVERHEAD)
         if self.prefill_graphs(own):
             work += self._layers(MOE_LAYER_OVERHEAD, DENSE_LAYER_OVERHEAD)
-            launch = self._layers(PIECEWISE_LAYER_OVERHEAD, PIECEWISE_LAYER_OVERHEAD)
+            launch = [PIECEWISE_LAYER_OVERHEAD.scaled(self.shape.layers)]
         else:
-            launch = self._layers(EAGER_MOE_LAYER_OVERHEAD, EAGER_DENSE_LAYER_OVERHEAD)
+            launch = self._launches()
         calls = collectives(self.shape, layout, self.engine, tokens, sampled=max(1, round(prompts)))
         return {"work": work, "launch": launch, "communication": [seconds(call, self.host) for call in calls]}
+
+    def _pairs(self, queries: int, context: float) -> tuple[float, float]:
+        """(query tokens x cached tokens, and those of them that attention looks at)."""
+        attended = min(context, self.shape.index_topk) if self.shape.index_topk else context
+        return queries * context, queries * attended
 
     def _layers(self, moe: Range, dense: Range) -> list[Range]:
         """What every layer of a pass costs, all stages together."""
         return [moe.scaled(self.shape.moe_layers), dense.scaled(self.shape.layers - self.shape.moe_layers)]
 
+    def _launches(self) -> list[Range]:
+        """Launching every kernel of a pass from Python; one CPU, so the errors of the parts go together."""
+        experts, layers = self.shape.moe_layers, self.shape.layers
+        mlp = EAGER_EXPERTS.scaled(experts).plus(EAGER_MLP.scaled(layers - experts))
+        return [EAGER_ATTENTION[self.shape.attention].scaled(layers).plus(mlp)]
+
     def _work(
-        self, stage: StageWork, tokens: int, own: int, sampled: int, pairs: float, *, decode: bool
+        self, stage: StageWork, tokens: int, own: int, sampled: int, pairs: tuple[float, float], *, decode: bool
     ) -> list[Range]:
         """Parts of one pass through a stage: `tokens` of the TP group, `own` of this attention rank."""
         shape, layout, gpu = self.shape, self.layout, self.host.gpu
         balanced = bool(self.engine.get("enable_eplb"))
         parts = [
             matrices_seconds(shape, gpu, stage, own, sampled),
-            attention_seconds(shape, layout, gpu, stage, pairs, decode=decode),
+            attention_seconds(shape, layout, gpu, stage, *pairs, decode=decode),
         ]
         if stage.moe_layers:
             parts.append(experts_seconds(shape, layout, gpu, stage, tokens, balanced=balanced))
@@ -226,7 +240,7 @@ def predict_ladder(
 
 
 def _rung(model: StepModel, memory: MemoryPlan, prompt: int, output: int, concurrency: int) -> dict[str, Any]:
-    reached = min(concurrency, memory.concurrency(prompt + int(NEW_TOKEN_RATIO * output)))
+    reached = min(concurrency, memory.concurrency(prompt + int(HELD_SHARE * output)))
     rung: dict[str, Any] = {"concurrency": concurrency, "reached": reached}
     if reached < 1 or memory.concurrency(prompt + output) < 1:
         return rung | {"reached": 0, "ttft": None, "tpot": None, "output_tokens_per_second": None}
