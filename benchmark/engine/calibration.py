@@ -92,6 +92,10 @@ def calibrate(
     kept = []
     for record in records:
         model, layout = shape_of(record) if shape_of else shape, _layout(record, release)
+        try:
+            model = model.overridden(_engine(record)) if model else None
+        except ValueError:
+            continue
         if model is not None and layout is not None:
             kept.append(_Seen(record, model, layout, host, release))
     memory = _memory(kept, shape)

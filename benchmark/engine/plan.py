@@ -22,6 +22,10 @@ TELLING_NOTES = ("dead-flag", "unused-gpus")
 # A prediction this close to the edge could go either way. Public cases: weights within 3 %, free memory within 0.5 GiB.
 DOUBTFUL_BYTES = 2 * GIB
 CALIBRATED_DOUBTFUL_BYTES = GIB // 2
+# Prefill is worth a warning up to here: some kernels' workspaces take three times the activations that are counted, and
+# graphs have taken 6 GiB more than is estimated (nvidia/Qwen3.5-397B-A17B-NVFP4 on RTX PRO 6000, InferenceX; sglang#5893).
+PREFILL_EXCESS = 3
+GRAPH_EXCESS_BYTES = 6 * GIB
 
 
 def plan_configuration(
@@ -38,11 +42,18 @@ def plan_configuration(
     Without a shape or a host only the rules speak. `verdict` is `runs`, `doubtful` or `rejected`; `sentence` says
     why in the user's words. Quantities that are estimates are {"low", "expected", "high"}.
     """
+    engine = configuration.get("engine") or {}
+    try:
+        shape = shape.overridden(engine) if shape else None
+    except ValueError as error:
+        frame = _frame(configuration, host, [], calibration)
+        sentence = f"json_model_override_args gives no model that can be planned: {error}"
+        return frame | {"verdict": "doubtful", "sentence": sentence, "risk": "unknown"}
     verdicts = check(configuration, shape, host, release)
     result = _frame(configuration, host, verdicts, calibration)
     rejections = [verdict for verdict in verdicts if verdict.severity == "reject"]
     try:
-        layout = Layout.from_engine(configuration.get("engine") or {}, release)
+        layout = Layout.from_engine(engine, release)
     except ValueError as error:
         return result | {"verdict": "rejected", "sentence": str(error), "risk": "does not start"}
     result["gpus_used"] = layout.gpus
@@ -114,7 +125,7 @@ def _with_sizes(
         "memory": _memory_dict(memory),
     }
     verdict, sentence = judge(memory, layout, host, verdicts, calibrated=calibration is not None)
-    risk = _risk(memory, layout, host, verdict)
+    risk = _risk(memory, layout, host, verdict, calibrated=calibration is not None)
     if engine.get("speculative_algorithm") and verdict != "rejected":
         risk = "speculation is not in the predicted speed" + ("" if risk == "low" else f"; {risk}")
     found |= {"verdict": verdict, "sentence": sentence, "risk": risk}
@@ -164,7 +175,7 @@ def judge(
     return ("doubtful" if doubts else "runs"), sentence
 
 
-def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str) -> str:
+def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, *, calibrated: bool) -> str:
     """What would most likely prove the plan wrong, or waste the host."""
     if verdict == "rejected":
         return "does not start"
@@ -176,7 +187,8 @@ def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str) -> str:
         swing = memory.weights_bytes / memory.kv_pool_bytes
         if swing >= 5:
             risks.append(f"1 % more weights take {swing:.0f} % of the KV cache")
-    if not memory.failure and memory.slack_bytes < memory.prefill_bytes:
+    excess = 0 if calibrated else GRAPH_EXCESS_BYTES
+    if not memory.failure and memory.slack_bytes < PREFILL_EXCESS * memory.prefill_bytes + excess:
         risks.append("long prefills may run out of memory")
     if memory.graph_max_batch == 0:
         risks.append("no decode graphs: slow steps")

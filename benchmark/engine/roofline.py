@@ -35,7 +35,7 @@ DENSE_LAYER_OVERHEAD = Range(15e-6, 30e-6, 60e-6)
 # Two models on one H200 take 0.3 (7 layers) and 0.5 ms (11) more at 8 requests than their bytes explain.
 MOE_BATCH_OVERHEAD = Range(10e-6, 42e-6, 90e-6)
 # Without a graph a layer's kernels are launched from Python, one by one, and the CPU is the limit. On one H200 (SGLang
-# 0.5.11, 16 virtual cores) decode above the graphs took 21 ms a step more for 12 layers (MLA, experts); a prefill of 512
+# 0.5.11, 16 virtual cores) decode above the graphs took 21 ms a step more for 12 layers (MLA, experts); prefills of 512
 # tokens 19 to 40 ms for them and 35 to 38 for 8 larger ones, one of 8,192 tokens 38 to 56 for 12: launches and work add
 # up. The range is what starts on that host differ by, and other CPUs. How it divides over the parts of a layer, and
 # what grouped-query attention and a dense MLP take, follows the number of their kernels; assumed.

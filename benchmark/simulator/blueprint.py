@@ -104,6 +104,10 @@ def build(arguments: ServerArguments, hardware_name: str, environment: Mapping[s
     shape = models.load_model(model_source(arguments["model_path"]))
     host = hardware.find_host(hardware_name)
     engine = arguments.engine()
+    try:
+        shape = shape.overridden(engine)
+    except ValueError as error:
+        raise Refused("arguments", f"ValueError: {error}") from error
     layout = Layout.from_engine(engine, arguments.release)
     refusal = refusals.find(arguments, shape, host, environment)
     if refusal and refusal.in_arguments:
