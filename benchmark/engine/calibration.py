@@ -17,10 +17,10 @@ from math import exp, log, sqrt
 from statistics import median
 from typing import Any
 
-from .hardware import Host
+from .hardware import AllReduce, Host, UnknownHardware, allreduce_rows, find_gpu
 from .layout import Layout
 from .memory import plan_memory
-from .models import ModelShape
+from .models import ModelShape, shipped_shape
 from .ranges import Range
 from .step import StepModel, company_of, stalled
 
@@ -254,3 +254,85 @@ def _fit(points: list[_Point]) -> dict[str, Factor]:
 
 def _residual(point: _Point, logs: Mapping[str, float]) -> float:
     return log(point.measured / sum(exp(logs[group]) * seconds for group, seconds in point.parts.items()))
+
+
+def from_campaigns(
+    kept: Iterable[tuple[str, Mapping[str, Any]]],
+    shape: ModelShape,
+    host: Host,
+    release: str,
+    *,
+    simulated: bool = False,
+    host_name: str = "",
+) -> Calibration | None:
+    """Records of campaigns, each with its campaign's name -> corrections for `shape` on `host`; None without any.
+
+    Only records of this release, of these GPUs, and of an engine of the same kind count: what a simulated engine
+    measured says nothing of a real host, nor the other way round. Hosts are told apart by their names: `host_name`, or
+    the one that was measured last. Records of other models count if their shape is known by name.
+    """
+    fitting = _of_host(kept, host, release, simulated=simulated, host_name=host_name)
+
+    def shape_of(record: Mapping[str, Any]) -> ModelShape | None:
+        model = record.get("model") or {}
+        names = [str(model.get(key) or "").rstrip("/").rpartition("/")[2] for key in ("path", "name")]
+        if any(name and name.lower() == shape.name.lower() for name in names):
+            return shape
+        return next((found for name in names if (found := shipped_shape(name))), None)
+
+    return calibrate((record for _, record in fitting), shape, host, release, _where(fitting), shape_of)
+
+
+def measured_allreduces(
+    kept: Iterable[tuple[str, Mapping[str, Any]]],
+    host: Host,
+    release: str,
+    *,
+    simulated: bool = False,
+    host_name: str = "",
+) -> tuple[AllReduce, ...]:
+    """The all-reduces of the host's last communication check, which its records hold; the records as above."""
+    fitting = _of_host(kept, host, release, simulated=simulated, host_name=host_name)
+    for _, record in reversed(fitting):
+        details = record["host"].get("details") or {}
+        rows = allreduce_rows((details.get("communication") or {}).get("allreduce"))
+        if rows:
+            return rows
+    return ()
+
+
+def _of_host(
+    kept: Iterable[tuple[str, Mapping[str, Any]]], host: Host, release: str, *, simulated: bool, host_name: str
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """The records of one host, the oldest first."""
+    fitting = [(campaign, record) for campaign, record in kept if _fits(record, host, release, simulated=simulated)]
+    fitting.sort(key=lambda pair: str(pair[1].get("updated_at") or ""))
+    chosen = host_name or (fitting[-1][1]["host"]["name"] if fitting else "")
+    return [(campaign, record) for campaign, record in fitting if record["host"]["name"] == chosen]
+
+
+def _where(fitting: list[tuple[str, Mapping[str, Any]]]) -> str:
+    """`kimi-quick/gpu1 (tp8 and 3 more, 2026-11-29)`."""
+    if not fitting:
+        return ""
+    campaigns = ", ".join(dict.fromkeys(campaign for campaign, _ in fitting))
+    told = sorted((record for _, record in fitting), key=lambda record: record.get("outcome") != "measured")
+    names = list(dict.fromkeys(str(record["configuration"]["name"]) for record in told))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    day = max(str(record.get("updated_at") or "") for _, record in fitting)[:10]
+    return f"{campaigns}/{fitting[0][1]['host']['name']} ({names[0]}{more}, {day})"
+
+
+def _fits(record: Mapping[str, Any], host: Host, release: str, *, simulated: bool) -> bool:
+    """Whether a record is of this kind of engine, this release, and this many of these GPUs."""
+    engine, seen = record.get("engine") or {}, record.get("host") or {}
+    gpus = seen.get("gpus") or ()
+    kind = "simulated" if simulated else "sglang"
+    if engine.get("name") != kind or engine.get("version") != release or not seen.get("name"):
+        return False
+    if len(gpus) != host.count or host.nodes > 1:
+        return False
+    try:
+        return all(find_gpu(str(gpu.get("name"))).name == host.gpu.name for gpu in gpus)
+    except UnknownHardware:
+        return False

@@ -137,6 +137,12 @@ def shipped_models() -> tuple[str, ...]:
     return tuple(_shipped())
 
 
+def shipped_shape(name: str) -> ModelShape | None:
+    """The shipped shape of this name, however it is capitalized; None if there is none."""
+    found = _find_shipped(name)
+    return _shipped_shape(found) if found else None
+
+
 def load_model(source: str | os.PathLike[str]) -> ModelShape:
     """A config.json, a folder that holds one, or a shipped name such as `kimi-k2.6` -> its shape.
 
@@ -144,9 +150,8 @@ def load_model(source: str | os.PathLike[str]) -> ModelShape:
         UnknownModel: no such file or name, not JSON, or an architecture that is not known.
     """
     text = os.fspath(source)
-    shipped = _find_shipped(text)
-    if shipped:
-        return _shipped_shape(shipped)
+    if shipped := shipped_shape(text):
+        return shipped
     path = Path(text)
     if path.is_dir():
         path = path / "config.json"

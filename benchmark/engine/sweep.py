@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .configuration import merge_catalogues, resolve, runnable_names
-from .hardware import Host, UnknownHardware, find_host
+from .hardware import Host, UnknownHardware, allreduce_rows, find_host
 from .models import ModelShape, UnknownModel, from_config, load_model
 from .plan import plan_configuration
 
@@ -22,6 +22,7 @@ def plan(
     Args:
         wanted: names, `"ep8,ep4"` or a list; all that are not abstract where empty.
         setting: {"release", "model": path or shipped name, "model_config": its config.json, "gpus": [{"name"}],
+            "allreduce": what the host's communication check measured ([{"group", "bytes", "seconds"}]),
             "workload": {...}, "ladder": [...], "plan": "on" | "off"}. With `off` only what certainly cannot start
             is rejected, and what will not fit is tried.
 
@@ -33,7 +34,7 @@ def plan(
     """
     merged = merge_catalogues(catalogue, site)
     shape = known_model(setting.get("model"), setting.get("model_config"))
-    host = known_host(setting.get("gpus") or [])
+    host = known_host(setting.get("gpus") or [], setting.get("allreduce"))
     entries = [_entry(resolve(name, merged), shape, host, setting) for name in runnable_names(merged, wanted)]
     return sorted(entries, key=lambda entry: entry["verdict"] == "doubtful")
 
@@ -48,12 +49,14 @@ def known_model(source: Any, config: Mapping[str, Any] | None = None) -> ModelSh
         return None
 
 
-def known_host(gpus: Sequence[Mapping[str, Any]]) -> Host | None:
-    """The host that these GPUs make, or None where one of them is not in the table."""
+def known_host(gpus: Sequence[Mapping[str, Any]], allreduce: Any = None) -> Host | None:
+    """The host that these GPUs make, with the all-reduces that were measured on it; None where one of the GPUs is not
+    in the table.
+    """
     if not gpus:
         return None
     try:
-        return find_host(f"{len(gpus)}x {gpus[0]['name']}")
+        return find_host(f"{len(gpus)}x {gpus[0]['name']}", allreduce=allreduce_rows(allreduce))
     except UnknownHardware:
         return None
 
