@@ -119,7 +119,7 @@ def plan_command(
     find: bool,
     as_json: bool,
     console: Console,
-    evidence: Evidence = Evidence(),  # noqa: B008
+    evidence: Evidence = Evidence(),
 ) -> int:
     """Show the plan of the configurations, or of every split of the host.
 

@@ -23,7 +23,7 @@ TELLING_NOTES = ("dead-flag", "unused-gpus")
 DOUBTFUL_BYTES = 2 * GIB
 CALIBRATED_DOUBTFUL_BYTES = GIB // 2
 # Prefill is worth a warning up to here: some kernels' workspaces take three times the activations that are counted, and
-# graphs have taken 6 GiB more than is estimated (nvidia/Qwen3.5-397B-A17B-NVFP4 on RTX PRO 6000, InferenceX; sglang#5893).
+# graphs have taken 6 GiB more than is estimated (Qwen3.5-397B-A17B-NVFP4 on RTX PRO 6000, InferenceX; sglang#5893).
 PREFILL_EXCESS = 3
 GRAPH_EXCESS_BYTES = 6 * GIB
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from .configuration import merge_catalogues, resolve, runnable_names
+from .flags import launch_arguments
 from .hardware import Host, UnknownHardware, allreduce_rows, find_host
 from .models import ModelShape, UnknownModel, from_config, load_model
 from .plan import plan_configuration
+from .rules.command import ENGINE_PARSER
 
 
 def plan(
@@ -37,6 +41,35 @@ def plan(
     host = known_host(setting.get("gpus") or [], setting.get("allreduce"))
     entries = [_entry(resolve(name, merged), shape, host, setting) for name in runnable_names(merged, wanted)]
     return sorted(entries, key=lambda entry: entry["verdict"] == "doubtful")
+
+
+def command_lines(
+    planned: Sequence[Mapping[str, Any]], release: str, own: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """The command lines of a plan's configurations that are not rejected, to ask the engine's own parser about."""
+    lines = {}
+    for entry in planned:
+        if entry["verdict"] != "rejected":
+            # What cannot be written as a command line at all is said when it is to be served.
+            with contextlib.suppress(ValueError):
+                lines[entry["name"]] = launch_arguments(entry["configuration"]["engine"], release, own)
+    return lines
+
+
+def refuse(planned: Sequence[Mapping[str, Any]], refused: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The plan once the engine's own argument parser has been asked; `refused` has its message by configuration."""
+    entries = []
+    for entry in planned:
+        message = refused.get(entry["name"])
+        if message is None or entry["verdict"] == "rejected":
+            entries.append(dict(entry))
+            continue
+        sentence = f"The engine's own argument parser refuses it: {message}"
+        verdict = ENGINE_PARSER.verdict("reject", sentence, message=f"error: {message}")
+        rejected = {"verdict": "rejected", "sentence": f"{sentence} {verdict.advice}"}
+        plan_ = {**entry["plan"], **rejected, "risk": "does not start"}
+        entries.append({**entry, **rejected, "plan": plan_ | {"rules": [asdict(verdict), *plan_.get("rules", [])]}})
+    return entries
 
 
 def known_model(source: Any, config: Mapping[str, Any] | None = None) -> ModelShape | None:

@@ -150,8 +150,8 @@ _QUANTIZATION_FILE = Rule(
     "quantization-settings",
     "A quantization method needs the checkpoint's settings",
     "AWQ, GPTQ and the like are properties of a checkpoint: groups, bits and ignored modules stand in its config.json, "
-    "or in a file beside it. A checkpoint without them cannot be read that way; only FP8 and some INT8 methods quantize "
-    "while they load.",
+    "or in a file beside it. A checkpoint without them cannot be read that way; only FP8 and some INT8 methods "
+    "quantize while they load.",
     "SGLang 0.5.11 model_loader/loader.py:232, model_loader/weight_utils.py (get_quant_config)",
     "Cannot find the config file for X",
     "Leave quantization out, or use a checkpoint that is quantized so.",
@@ -159,8 +159,8 @@ _QUANTIZATION_FILE = Rule(
 _QUANTIZATION_OTHER = Rule(
     "quantization-mismatch",
     "A checkpoint is quantized in one way",
-    "What a checkpoint is quantized with stands in its config.json. Another method is refused, apart from other kernels "
-    "for the same format.",
+    "What a checkpoint is quantized with stands in its config.json. Another method is refused, apart from other "
+    "kernels for the same format.",
     "SGLang 0.5.11 and 0.5.23 configs/model_config.py, _verify_quantization",
     "Quantization method specified in the model config (X) does not match the quantization method specified in the "
     "`quantization` argument (Y).",
