@@ -159,6 +159,11 @@ class StepModel:
         """
         return self._sum(self.prefill_parts(new_tokens, context_tokens, prompts), "prefill")
 
+    def occupied(self, prefill: Range, under_way: int) -> Range:
+        """How long a prefill keeps others waiting: pipeline stages work on different requests at the same time."""
+        shared = prefill.scaled(1 / min(self.layout.pp, max(1, under_way)))
+        return stalled(shared, layout=self.layout, batch=under_way)
+
     def prefill_parts(self, new_tokens: int, context_tokens: float = 0, prompts: float = 1) -> dict[str, list[Range]]:
         """The parts of a prefill chunk before calibration, by PARTS."""
         layout = self.layout
@@ -247,9 +252,7 @@ def _rung(model: StepModel, memory: MemoryPlan, prompt: int, output: int, concur
     step = model.decode_seconds(reached, prompt + output // 2)
     alone = _prompt_seconds(model, memory, prompt)
     together, company = _shared_prefill(model, memory, prompt, output, reached, alone)
-    # Stages work on different prompts at the same time.
-    overlap = min(model.layout.pp, reached)
-    together = stalled(together.scaled(1 / overlap), layout=model.layout, batch=reached)
+    together = model.occupied(together, reached)
     life = [output * s + reached * p for s, p in zip(three(step), three(together), strict=True)]
     # A request waits for the step that runs, for prefills before its own (a queue with constant service: M/D/1), and
     # for its own. Users in step with each other wait for everybody's.

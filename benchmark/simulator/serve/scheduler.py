@@ -70,7 +70,7 @@ class Scheduler:
 
     limits: Limits
     decode_seconds: Callable[[int, int], float]
-    prefill_seconds: Callable[[int, int, int], float]
+    prefill_seconds: Callable[[int, int, int, int], float]
     speed: float = 1.0
     prefix: str = ""
     """Of its log lines."""
@@ -156,7 +156,8 @@ class Scheduler:
         if batch:
             new = sum(count for _, count in batch)
             self._log_prefill(batch, new)
-            seconds = self.prefill_seconds(new, _context_of_chunk(batch, new), len(batch)) / self.speed
+            under_way = len(self.running) + len(batch) + len(self.waiting)
+            seconds = self.prefill_seconds(new, _context_of_chunk(batch, new), len(batch), under_way) / self.speed
             self.counters.busy_prefill += seconds
             self.prefilling = [request for request, _ in batch]
             await self._pass(seconds)

@@ -31,7 +31,7 @@ class Steps:
         self.log.append(("decode", batch, context))
         return self._decode
 
-    def prefill(self, new: int, context: int, prompts: int) -> float:
+    def prefill(self, new: int, context: int, prompts: int, under_way: int) -> float:
         self.log.append(("prefill", new, context))
         return self._prefill
 
