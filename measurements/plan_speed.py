@@ -3,7 +3,7 @@
     python measurements/plan_speed.py [REPEATS]
 
 Each is `python -m benchmark plan` from launch to exit, as a user waits for it, with the project's own campaigns for a
-calibration. Prints the fastest, the median, and the CPU's part; run it on a quiet machine, and read the load that it prints.
+calibration. Prints the fastest, the median, and the CPU's part. Run it on a quiet machine; it prints the load.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ def seconds(words: list[str]) -> tuple[float, float]:
     """(seconds from launch to exit, those of a CPU)."""
     started, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     # Exit status 1: some configuration of the catalogue is rejected.
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmark", "plan", *words], cwd=ROOT, capture_output=True, check=False
-    )
+    command = [sys.executable, "-m", "benchmark", "plan", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(done.stderr.decode())
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
