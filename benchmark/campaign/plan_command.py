@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..engine import configuration as conf
@@ -145,7 +146,7 @@ def plan_command(
         _say_evidence(calibration, host, console)
         console.print(plan_table(plans), highlight=False)
         for plan in plans:
-            console.print(f"{plan['name']}: {_said(plan)}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{plan['name']}: {plan['sentence']}", highlight=False, markup=False, soft_wrap=True)
         console.print("Predictions are ranges, not measurements.", style="dim")
     return _REJECTED if any(plan["verdict"] == "rejected" for plan in plans) else _RUNS
 
@@ -165,6 +166,7 @@ def plan_table(plans: list[dict[str, Any]]) -> Table:
     table.add_column("verdict", no_wrap=True)
     for name in ("GPUs", "weights\nGiB/GPU", "KV cache\ntokens", "streams\nreached", "one user\ntok/s", "peak\ntok/s"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("risk", min_width=20)
     for plan in plans:
         speed = plan["speed"] or {}
         table.add_row(
@@ -176,13 +178,9 @@ def plan_table(plans: list[dict[str, Any]]) -> Table:
             str(plan["concurrency_reached"] or ""),
             _range(speed.get("single_user")),
             _range(speed.get("peak")),
+            escape(plan["risk"]),
         )
     return table
-
-
-def _said(plan: Mapping[str, Any]) -> str:
-    risk = f" Risk: {plan['risk']}." if plan["risk"] not in ("", "low", "does not start") else ""
-    return f"{plan['sentence']}{risk}"
 
 
 def _range(value: Mapping[str, float] | None) -> str:

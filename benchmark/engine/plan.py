@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .calibration import Calibration
-from .hardware import GIB, Host
+from .hardware import GIB, MIB, Host
 from .layout import Layout
 from .memory import MemoryPlan, plan_memory
 from .models import ModelShape
@@ -22,10 +22,10 @@ TELLING_NOTES = ("dead-flag", "unused-gpus")
 # A prediction this close to the edge could go either way. Public cases: weights within 3 %, free memory within 0.5 GiB.
 DOUBTFUL_BYTES = 2 * GIB
 CALIBRATED_DOUBTFUL_BYTES = GIB // 2
-# Prefill is worth a warning up to here: some kernels' workspaces take three times the activations that are counted, and
-# graphs have taken 6 GiB more than is estimated (Qwen3.5-397B-A17B-NVFP4 on RTX PRO 6000, InferenceX; sglang#5893).
-PREFILL_EXCESS = 3
-GRAPH_EXCESS_BYTES = 6 * GIB
+# Free memory below this for each token of a chunk is worth a warning. The engine's own default keeps 1.5 MiB a token
+# (memory_hook.py:281). With 0.7 MiB eight RTX PRO 6000 serve Kimi K2.6 (fraction 0.94, chunks of 8,092; rtx6kpro); with
+# 0.55 or less four died of a prefill (Qwen3.5-397B-A17B-NVFP4, fraction 0.8, chunks of 32,768; InferenceX).
+PREFILL_RESERVE = int(0.65 * MIB)
 
 
 def plan_configuration(
@@ -125,7 +125,7 @@ def _with_sizes(
         "memory": _memory_dict(memory),
     }
     verdict, sentence = judge(memory, layout, host, verdicts, calibrated=calibration is not None)
-    risk = _risk(memory, layout, host, verdict, calibrated=calibration is not None)
+    risk = _risk(memory, layout, host, verdict)
     if engine.get("speculative_algorithm") and verdict != "rejected":
         risk = "speculation is not in the predicted speed" + ("" if risk == "low" else f"; {risk}")
     found |= {"verdict": verdict, "sentence": sentence, "risk": risk}
@@ -175,7 +175,7 @@ def judge(
     return ("doubtful" if doubts else "runs"), sentence
 
 
-def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, *, calibrated: bool) -> str:
+def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str) -> str:
     """What would most likely prove the plan wrong, or waste the host."""
     if verdict == "rejected":
         return "does not start"
@@ -187,8 +187,8 @@ def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, *, calib
         swing = memory.weights_bytes / memory.kv_pool_bytes
         if swing >= 5:
             risks.append(f"1 % more weights take {swing:.0f} % of the KV cache")
-    excess = 0 if calibrated else GRAPH_EXCESS_BYTES
-    if not memory.failure and memory.slack_bytes < PREFILL_EXCESS * memory.prefill_bytes + excess:
+    reserve = max(memory.prefill_bytes, PREFILL_RESERVE * memory.chunked_prefill_size)
+    if not memory.failure and memory.slack_bytes < reserve:
         risks.append("long prefills may run out of memory")
     if memory.graph_max_batch == 0:
         risks.append("no decode graphs: slow steps")

@@ -43,9 +43,7 @@ def plan(
     return sorted(entries, key=lambda entry: entry["verdict"] == "doubtful")
 
 
-def command_lines(
-    planned: Sequence[Mapping[str, Any]], release: str, own: Mapping[str, Any]
-) -> dict[str, list[str]]:
+def command_lines(planned: Sequence[Mapping[str, Any]], release: str, own: Mapping[str, Any]) -> dict[str, list[str]]:
     """The command lines of a plan's configurations that are not rejected, to ask the engine's own parser about."""
     lines = {}
     for entry in planned:

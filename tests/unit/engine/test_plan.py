@@ -182,3 +182,13 @@ def accuracy_module():
     finally:
         sys.path.pop(0)
     return plan_accuracy
+
+
+@pytest.mark.parametrize(("fraction", "chunk", "warned"), [(0.8, 32768, True), (0.7, 16384, False)])
+def test_a_start_that_dies_of_its_first_prefill_is_warned_of(fraction, chunk, warned):
+    """Four RTX PRO 6000 with Qwen3.5-397B-A17B-NVFP4: 0.8 died of a prefill of 8k tokens, 0.7 served (InferenceX)."""
+    engine = {"tp_size": 4, "mem_fraction_static": fraction, "chunked_prefill_size": chunk, "max_running_requests": 128}
+    shape, host = load_model("qwen3.5-397b-a17b-nvfp4"), find_host("4x RTX PRO 6000 Blackwell")
+    configuration = {"name": "drawn", "engine": engine | {"kv_cache_dtype": "fp8_e4m3"}}
+    found = plan_configuration(configuration, shape, host, "0.5.11", WORKLOAD, LADDER)
+    assert ("long prefills may run out of memory" in found["risk"]) is warned
