@@ -109,7 +109,7 @@ def plan(
     search: Annotated[bool, typer.Option("--search", help="Every split of the host, ranked, ready to paste.")] = False,
     explain: Annotated[str | None, typer.Option(metavar="RULE", help="What a rule demands, and why.")] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(help="Campaigns that correct the plan; those of this project without.")
+        Path | None, typer.Option(help="Campaigns that correct the plan; ./campaigns without.")
     ] = None,
     no_calibration: Annotated[bool, typer.Option("--no-calibration", help="Plan from assumptions alone.")] = False,
     host: Annotated[str, typer.Option(help="Whose records; of several alike, the last measured without.")] = "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..engine import configuration as conf
-from ..engine.calibration import Calibration, from_campaigns, measured_allreduces
+from ..engine.calibration import Calibration, from_campaigns, measured_allreduces, read_records
 from ..engine.hardware import GIB, Host, UnknownHardware, find_host
 from ..engine.models import ModelShape, UnknownModel, load_model
 from ..engine.plan import plan_configuration
@@ -25,7 +25,8 @@ from ..load.workload import WorkloadError, named
 from .playbooks import PROJECT
 
 CATALOGUE = PROJECT / "group_vars/all/configs.yml"
-CAMPAIGNS = PROJECT / "campaigns"
+# As for a sweep: below the folder that the user stands in.
+CAMPAIGNS = Path("campaigns")
 
 _RUNS, _REJECTED, _USAGE = 0, 1, 2
 
@@ -60,7 +61,7 @@ class Evidence:
     """Where to look for what a host measured."""
 
     folder: Path | None = None
-    """A folder of campaigns, a campaign, or None for the project's own campaigns."""
+    """A folder of campaigns, a campaign, or None for those below the current folder."""
     off: bool = False
     simulated: bool = False
     """Whether the plan is of a simulated engine: only its own kind of records counts."""
@@ -92,20 +93,6 @@ class Evidence:
                 "nothing. Name another folder, or leave --calibrate out."
             )
         return found
-
-
-def read_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each record.json below the folder (of campaigns, or one campaign's) with its campaign's name; damaged ones are
-    passed over, `shardsweep report` names them.
-    """
-    for path in sorted(folder.resolve().rglob("record.json")):
-        # CAMPAIGN/HOST/CONFIGURATION/FINGERPRINT/record.json
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(record, dict) and len(path.parents) > 4:
-            yield path.parents[3].name, record
 
 
 def plan_command(

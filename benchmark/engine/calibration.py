@@ -11,9 +11,11 @@ prefill; one at more users tells their sum, the less surely the more of it is pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -281,6 +283,20 @@ def from_campaigns(
         return next((found for name in names if (found := shipped_shape(name))), None)
 
     return calibrate((record for _, record in fitting), shape, host, release, _where(fitting), shape_of)
+
+
+def read_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each record.json below the folder (of campaigns, or one campaign's) with its campaign's name; damaged ones are
+    passed over, `shardsweep report` names them.
+    """
+    for path in sorted(folder.resolve().rglob("record.json")):
+        # CAMPAIGN/HOST/CONFIGURATION/FINGERPRINT/record.json
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(record, dict) and len(path.parents) > 4:
+            yield path.parents[3].name, record
 
 
 def measured_allreduces(

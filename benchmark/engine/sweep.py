@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from .calibration import Calibration, from_campaigns, read_records
 from .configuration import merge_catalogues, resolve, runnable_names
 from .flags import launch_arguments
 from .hardware import Host, UnknownHardware, allreduce_rows, find_host
@@ -27,6 +29,8 @@ def plan(
         wanted: names, `"ep8,ep4"` or a list; all that are not abstract where empty.
         setting: {"release", "model": path or shipped name, "model_config": its config.json, "gpus": [{"name"}],
             "allreduce": what the host's communication check measured ([{"group", "bytes", "seconds"}]),
+            "campaigns": a folder whose records correct the plan, "host": whose, "simulated": whether it is a simulated
+            engine's plan (calibration.from_campaigns),
             "workload": {...}, "ladder": [...], "plan": "on" | "off"}. With `off` only what certainly cannot start
             is rejected, and what will not fit is tried.
 
@@ -39,8 +43,54 @@ def plan(
     merged = merge_catalogues(catalogue, site)
     shape = known_model(setting.get("model"), setting.get("model_config"))
     host = known_host(setting.get("gpus") or [], setting.get("allreduce"))
-    entries = [_entry(resolve(name, merged), shape, host, setting) for name in runnable_names(merged, wanted)]
+    calibration = None
+    if setting.get("campaigns") and shape and host:
+        calibration = _calibration(read_records(Path(setting["campaigns"])), shape, host, setting)
+    wanted_names = runnable_names(merged, wanted)
+    entries = [_entry(resolve(name, merged), shape, host, setting, calibration) for name in wanted_names]
     return sorted(entries, key=lambda entry: entry["verdict"] == "doubtful")
+
+
+def corrected(
+    planned: Sequence[Mapping[str, Any]], records: Iterable[Mapping[str, Any]], setting: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """A plan's entries in their order, with what the sweep has measured so far.
+
+    Args:
+        planned: as `plan` returned them.
+        records: of this host, as JSON objects, finished or not.
+        setting: as for `plan`.
+
+    Returns:
+        Entries whose "plan" (memory, speed, calibrated_on) is predicted anew; verdicts and sentences stay, for they
+        decided what runs. All as they were where nothing can be learned.
+    """
+    shape = known_model(setting.get("model"), setting.get("model_config"))
+    host = known_host(setting.get("gpus") or [], setting.get("allreduce"))
+    calibration = None
+    if shape and host:
+        calibration = _calibration((("this sweep", record) for record in records), shape, host, setting)
+    if calibration is None:
+        return [dict(entry) for entry in planned]
+    return [
+        {**entry, "plan": _entry(entry["configuration"], shape, host, setting, calibration)["plan"]}
+        if entry["verdict"] != "rejected"
+        else dict(entry)
+        for entry in planned
+    ]
+
+
+def _calibration(
+    kept: Iterable[tuple[str, Mapping[str, Any]]], shape: ModelShape, host: Host, setting: Mapping[str, Any]
+) -> Calibration | None:
+    return from_campaigns(
+        kept,
+        shape,
+        host,
+        setting["release"],
+        simulated=bool(setting.get("simulated")),
+        host_name=str(setting.get("host") or ""),
+    )
 
 
 def command_lines(planned: Sequence[Mapping[str, Any]], release: str, own: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -93,11 +143,14 @@ def known_host(gpus: Sequence[Mapping[str, Any]], allreduce: Any = None) -> Host
 
 
 def _entry(
-    configuration: dict[str, Any], shape: ModelShape | None, host: Host | None, setting: Mapping[str, Any]
+    configuration: dict[str, Any],
+    shape: ModelShape | None,
+    host: Host | None,
+    setting: Mapping[str, Any],
+    calibration: Calibration | None,
 ) -> dict[str, Any]:
-    planned = plan_configuration(
-        configuration, shape, host, setting["release"], setting.get("workload"), setting.get("ladder") or []
-    )
+    workload, ladder = setting.get("workload"), setting.get("ladder") or []
+    planned = plan_configuration(configuration, shape, host, setting["release"], workload, ladder, calibration)
     verdict, sentence = planned["verdict"], planned["sentence"]
     refused = any(rule["severity"] == "reject" for rule in planned.get("rules", []))
     if verdict == "rejected" and str(setting.get("plan", "on")).lower() in ("off", "false", "no") and not refused:

@@ -10,7 +10,7 @@ from benchmark.engine.hardware import allreduce_rows, find_host
 from benchmark.engine.layout import Layout
 from benchmark.engine.models import load_model
 from benchmark.engine.step import StepModel
-from benchmark.engine.sweep import plan
+from benchmark.engine.sweep import corrected, plan
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "nccl"
 H200 = [{"name": "NVIDIA H200"}] * 2
@@ -66,3 +66,38 @@ def test_a_sweeps_plan_uses_what_its_host_measured():
 )  # fmt: skip
 def test_damaged_rows_are_left_out(damaged):
     assert allreduce_rows(damaged) == ()
+
+
+EVIDENCE = Path(__file__).resolve().parents[3] / "docs" / "evidence" / "h200-one-gpu" / "campaigns"
+ENGINE = {"mem_fraction_static": 0.7, "max_running_requests": 256, "disable_piecewise_cuda_graph": True}
+CATALOGUE = {"one": {"engine": ENGINE}}
+SETTING = {
+    "release": "0.5.11",
+    "model": "mini-moe",
+    "gpus": [{"name": "NVIDIA H200"}],
+    "workload": {"prompt_tokens": 512, "output_tokens": 128},
+    "ladder": [1, 8],
+}
+
+
+def test_a_sweeps_plan_is_corrected_by_its_hosts_campaigns():
+    [entry] = plan("one", CATALOGUE, None, SETTING | {"campaigns": str(EVIDENCE), "host": "h200"})
+    assert entry["plan"]["calibrated_on"].endswith("12 starts, 42 measurements")
+    for other in ({"campaigns": str(EVIDENCE), "host": "gpu1"}, {"campaigns": str(EVIDENCE), "simulated": True}, {}):
+        [entry] = plan("one", CATALOGUE, None, SETTING | other)
+        assert entry["plan"]["calibrated_on"] is None
+
+
+def test_what_a_sweep_has_measured_corrects_what_is_left_of_it():
+    """`frac50` first: the rest of the sweep is then predicted by it."""
+    planned = plan("", CATALOGUE | {"two": {"engine": {"tp_size": 2}}}, None, SETTING)
+    first = json.loads(next((EVIDENCE / "mini-moe-short" / "h200" / "frac50").rglob("record.json")).read_text())
+    after = {entry["name"]: entry for entry in corrected(planned, [first], SETTING)}
+    one, before = after["one"]["plan"], planned[0]["plan"]
+    assert one["calibrated_on"] == "this sweep/h200 (frac50, 2026-11-29): 1 start, 5 measurements"
+    assert after["one"]["verdict"] == planned[0]["verdict"]
+    # Its prefill took 41.5 ms, the plan said about 30.
+    ttft = {key: found["speed"]["ladder"][0]["ttft"]["expected"] for key, found in (("after", one), ("before", before))}
+    assert ttft["before"] < 0.032 < 0.035 < ttft["after"]
+    assert after["two"] == planned[1]
+    assert corrected(planned, [], SETTING) == planned
