@@ -108,10 +108,16 @@ def plan(
     catalogue: Annotated[str | None, typer.Option(help="A YAML file of configurations; - for JSON on stdin.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Every split of the host, ranked, ready to paste.")] = False,
     explain: Annotated[str | None, typer.Option(metavar="RULE", help="What a rule demands, and why.")] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Campaigns that correct the plan; ./campaigns without.")
+    ] = None,
+    no_calibration: Annotated[bool, typer.Option("--no-calibration", help="Plan from assumptions alone.")] = False,
+    host: Annotated[str, typer.Option(help="Whose records; of several alike, the last measured without.")] = "",
+    simulated: Annotated[bool, typer.Option("--simulated", help="Plan the simulated engine, by its records.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON on standard output.")] = False,
 ) -> None:
     """Say what would run, fit and win, before any host is touched. Exit status 1 when one is rejected."""
-    from .campaign.plan_command import explain_command, plan_command
+    from .campaign.plan_command import Evidence, explain_command, plan_command
 
     if explain:
         raise typer.Exit(explain_command(explain, _console()))
@@ -126,6 +132,7 @@ def plan(
         find=search,
         as_json=as_json,
         console=_console(),
+        evidence=Evidence(calibrate, off=no_calibration, simulated=simulated, host_name=host),
     )
     raise typer.Exit(status)
 

@@ -76,7 +76,17 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         "port": {"number": settings.port, "holders": None if holders is None else [str(h) for h in holders]},
         "lease": lease.current(settings),
         "last_failure": last_switch.get("failure"),
+        "allreduce": _allreduces(settings),
     }
+
+
+def _allreduces(settings: Settings) -> list[dict[str, Any]]:
+    """What the last communication check measured, for the plan; empty without one."""
+    from .preflight import HOST_FILE
+
+    known = read_json(settings.state / HOST_FILE, {})
+    checked = known.get("communication") if isinstance(known, dict) else None
+    return checked.get("allreduce") or [] if isinstance(checked, dict) else []
 
 
 def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:

@@ -29,6 +29,16 @@ def plan_sweep(wanted, catalogue, site, setting):
     return _said(sweep.plan, wanted, catalogue, site, setting)
 
 
+def plan_command_lines(planned, release, own):
+    """Command lines by name, of a plan's configurations that are not rejected."""
+    return _said(sweep.command_lines, planned, release, own)
+
+
+def plan_refused(planned, refused):
+    """A plan with those rejected that the engine's own argument parser refuses: {name: its message}."""
+    return _said(sweep.refuse, planned, refused)
+
+
 def launch_lines(configuration, release, own):
     """A configuration's command line as a list of flags, each with its values."""
     return _said(flags.launch_lines, configuration["engine"], release, own)
@@ -59,6 +69,8 @@ class FilterModule:
         return {
             "resolve_configuration": resolve_configuration,
             "plan_sweep": plan_sweep,
+            "plan_command_lines": plan_command_lines,
+            "plan_refused": plan_refused,
             "launch_lines": launch_lines,
             "launch_environment": launch_environment,
             "fingerprint": fingerprint,

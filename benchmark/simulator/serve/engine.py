@@ -123,7 +123,8 @@ def make_limits(blueprint: Blueprint, capacity: int) -> Limits:
     return Limits(
         capacity=capacity * blueprint.pools,
         running=blueprint.max_running_requests,
-        chunk=blueprint.chunked_prefill_size,
+        # One batch stands for all attention-DP ranks and replicas, each of which has a chunk of its own.
+        chunk=blueprint.chunked_prefill_size * blueprint.pools,
         prefill=int(arguments["max_prefill_tokens"] or 16384),
         queue=arguments["max_queued_requests"],
         conservativeness=float(arguments["schedule_conservativeness"] or 1.0),

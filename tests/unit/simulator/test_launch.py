@@ -136,7 +136,7 @@ class TestBlueprint:
         plan = build("--tp-size", "8", "--ep-size", "8", "--max-running-requests", "64")
         assert plan.max_running_requests == 64
         assert 0 < plan.decode_seconds(1, 512) < plan.decode_seconds(64, 512)
-        assert plan.prefill_seconds(8192, 0) > plan.prefill_seconds(512, 0)
+        assert plan.prefill_seconds(8192, 0, 1, 1) > plan.prefill_seconds(512, 0, 1, 1)
         # 61 layers x 576 x 2 bytes.
         assert plan.kv_bytes_per_token == 70272
         assert plan.graph_batches == (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64)
