@@ -94,8 +94,8 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
     steady = about.window_start_us is not None and about.window_end_us is not None
     window = (about.window_start_us, about.window_end_us) if steady else whole_us(kept)
     a, b = window
-    tokens, peak, width = _throughput(done, a, b)
     open_loop = about.rate is not None
+    tokens, peak, width = _throughput(done, a, b, 1 if open_loop else about.concurrency)
     counted = [row for row in done if not (row.first_wave and steady)]
     if open_loop:
         begun = ended = [row for row in counted if a < row.intended_us <= b]
@@ -157,10 +157,10 @@ def _by(row: RequestRow, moments: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], counts))[np.searchsorted(row.times, moments, side="right")]
 
 
-def _throughput(done: list[RequestRow], a: int, b: int) -> tuple[float, float | None, float]:
+def _throughput(done: list[RequestRow], a: int, b: int, concurrency: int) -> tuple[float, float | None, float]:
     """Tokens inside (a, b], the most in a second of it, and the relative half-width of the rate."""
     ends = np.array([a, *sorted(edge for row in done if a < (edge := _edge_us(row)) <= b)])
-    batches = ends[batch_edges(len(ends))]
+    batches = ends[batch_edges(len(ends), concurrency)]
     grid = np.arange(a, b + 1, GRID_US)
     moments = np.concatenate(([a, b], batches, grid))
     order = np.argsort(moments, kind="stable")
