@@ -45,6 +45,11 @@ async def _measure(settings: Settings, spec: dict[str, Any]) -> None:
     workload = records.workload_of(spec["workload"])
     concurrency, repeat = int(spec["concurrency"]), int(spec.get("repeat", 1))
     target = await detect(Target(base_url=engine_http.base_url(settings), model=spec.get("model")))
+    if spec.get("label") and (why := further.too_long(workload, target.info)):
+        # Of what only stands beside the ladder; a ladder that does not fit is the probe's to refuse.
+        left_out = further.gap(further.Further(workload, concurrency, repeat), why, records.now())
+        records.add_point(settings, spec["configuration"], spec["fingerprint"], left_out)
+        return
     costs = await _warm_up(settings, spec, target, workload)
     result = await load.measure_point(
         target,
@@ -55,17 +60,12 @@ async def _measure(settings: Settings, spec: dict[str, Any]) -> None:
         telemetry=_telemetry(settings),
         on_progress=_Reporter(settings, costs.get(concurrency)).take,
     )
-    raw = raw_name(workload.name, concurrency, repeat)
+    raw = load.raw_name(result.point)
     result.write(Path(records.folder(settings, spec["configuration"], spec["fingerprint"])) / raw)
     point = records.with_raw(result.point, raw)
     if repeat > 1:
         point = records.held_against_first(settings, spec["configuration"], spec["fingerprint"], point)
     records.add_point(settings, spec["configuration"], spec["fingerprint"], point)
-
-
-def raw_name(workload: str, concurrency: int, repeat: int) -> str:
-    again = f"-r{repeat}" if repeat > 1 else ""
-    return f"requests-{workload}-c{concurrency:03d}{again}.jsonl.zst"
 
 
 def _telemetry(settings: Settings) -> Telemetry:
@@ -88,18 +88,18 @@ async def _warm_up(
     start = running(settings).get(engine_unit(spec["configuration"]), {}).get("started_at")
     done = read_json(settings.state / _WARMED, {})
     workloads = done.get("workloads", {}) if done.get("started_at") == start else {}
-    # An open loop's requests are those of its closed twin, and so are their shapes.
-    name = workload.name.removesuffix(further.OPEN) if workload.rate is not None else workload.name
-    if name not in workloads:
+    name = further.Further(workload, 1).twin
+    rungs = spec.get("ladder") or [1, int(spec["concurrency"])]
+    asked = [workload.kind, workload.prompt_tokens, workload.output_tokens, sorted(set(rungs))]
+    if workloads.get(name, {}).get("asked") != asked:
         jobs.report_progress(settings, {"phase": "warm-up", "concurrency": int(spec["concurrency"])})
-        rungs = spec.get("ladder") or (1, int(spec["concurrency"]))
         found = (await warm_up(target, workload, rungs)).to_mapping()
         noted: dict[str, Any] = {} if workloads else {"warm_up": found}
         if not workloads and spec.get("accuracy", True):
             jobs.report_progress(settings, {"phase": "fixed prompts", "concurrency": int(spec["concurrency"])})
             noted["accuracy"] = await accuracy.check(target)
         records.note(settings, spec["configuration"], spec["fingerprint"], **noted)
-        workloads = {**workloads, name: found}
+        workloads = {**workloads, name: {**found, "asked": asked}}
         write_json(settings.state / _WARMED, {"started_at": start, "workloads": workloads})
     return cost.from_warm_up(workload, workloads[name])
 

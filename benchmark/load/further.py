@@ -11,6 +11,7 @@ from .workload import Workload, WorkloadError, named
 
 DRIFT_SHARE = 0.02
 """Two measurements of one point on one start agree within this (docs/measuring.md), or within their own half-widths."""
+DOES_NOT_FIT = "does_not_fit"
 OPEN = "_open"
 """Ends the name of a workload that is offered at a rate, so that no table mixes it with the closed loop's points."""
 
@@ -28,6 +29,11 @@ class Further:
     @property
     def key(self) -> tuple[str, int, int]:
         return self.workload.name, self.concurrency, self.repeat
+
+    @property
+    def twin(self) -> str:
+        """The workload whose warm-up serves: an open loop's requests are those of its closed loop."""
+        return self.workload.name.removesuffix(OPEN) if self.workload.rate is not None else self.workload.name
 
     @property
     def label(self) -> str:
@@ -120,6 +126,37 @@ def _further(item: Mapping[str, Any]) -> Further:
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
         raise WorkloadError(f"concurrency of {item!r} must be a whole number of at least 1.")
     return Further(named(wanted) if isinstance(wanted, str) else Workload.from_mapping(wanted), concurrency)
+
+
+def too_long(workload: Workload, info: Mapping[str, Any]) -> str | None:
+    """Why an engine cannot take a workload's requests, by what it tells of itself; None if nothing speaks against it.
+
+    Args:
+        info: `Target.info`: context_length and max_total_num_tokens, as far as they were told.
+    """
+    for key, what in (("context_length", "context length"), ("max_total_num_tokens", "KV cache")):
+        room = info.get(key)
+        if isinstance(room, int) and 0 < room < workload.longest_tokens:
+            return f"its {what} of {room:,} tokens does not hold a request of {workload.longest_tokens:,}"
+    return None
+
+
+def gap(point: Further, why: str, started_at: str) -> Point:
+    """A point that could not be measured: a gap in pictures, with its reason."""
+    return Point(
+        workload=point.workload.name,
+        concurrency=point.concurrency,
+        repeat=point.repeat,
+        started_at=started_at,
+        duration_seconds=0.0,
+        window_seconds=0.0,
+        requests_completed=0,
+        requests_failed=0,
+        prompt_tokens=0,
+        output_tokens=0,
+        rate=point.workload.rate,
+        flags=[Flag(id=DOES_NOT_FIT, severity="invalid", message=f"{point.label} was left out: {why}.")],
+    )
 
 
 def drifted(first: Point, again: Point) -> list[Flag]:

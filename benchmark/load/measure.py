@@ -52,6 +52,12 @@ class PointResult:
         write_requests(path, self.requests, self.about.to_mapping())
 
 
+def raw_name(point: Point) -> str:
+    """The file of a point's requests, beside its record."""
+    again = f"-r{point.repeat}" if point.repeat > 1 else ""
+    return f"requests-{point.workload}-c{point.concurrency:03d}{again}.jsonl.zst"
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the loop that the client is made for."""
     return uvloop.run(main)

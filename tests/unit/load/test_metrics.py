@@ -212,7 +212,7 @@ def test_requests_in_step_do_not_look_uncertain():
     whole = batch_edges(len(times), 8)
     assert half_width(times[whole], totals[whole]) == pytest.approx(0)
     cut = batch_edges(len(times) - 3)
-    assert half_width(times[cut], totals[cut]) > 0.1
+    assert half_width(times[cut], totals[cut]) > 0.02
 
 
 def test_batch_edges():
