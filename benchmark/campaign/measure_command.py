@@ -51,8 +51,9 @@ def measure_command(
         answers: whether fixed prompts are asked at temperature 0.
 
     Returns:
-        0 when each point is valid or was left out since the server cannot hold its requests, 1 when one is not or the server cannot be measured, 2 for an unknown workload,
-        130 when interrupted (points that were finished are in the record, if a folder was given).
+        0 when each point is valid (or was left out since the server cannot hold its requests), 1 when one is not or
+        the server cannot be measured, 2 for an unknown workload or point, 130 when interrupted (points that were
+        finished are in the record, if a folder was given).
     """
     view = _View(console)
     try:

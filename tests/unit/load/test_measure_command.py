@@ -55,12 +55,12 @@ def test_each_point_is_announced_with_its_cost_and_then_told(works, tmp_path):
 
 
 def test_what_the_server_cannot_hold_is_left_out_and_said(works, monkeypatch):
-    """The reference server tells of room for 16,777,216 tokens. Nothing failed: the exit status stays 0."""
+    """The reference server tells of a context of 1,048,576 tokens. Nothing failed: the exit status stays 0."""
     monkeypatch.setitem(shipped.NAMED, "long", replace(LONG, prompt_tokens=20_000_000))
     with reference() as (_, url):
         status, text = command(url, ladder=[2])
     assert status == 0
-    assert "long at concurrency 2 was left out: its KV cache of 16,777,216 tokens does not hold a request" in text
+    assert "long at concurrency 2 was left out: its context length of 1,048,576 tokens does not hold a request" in text
 
 
 def test_no_answers_when_they_are_not_wanted(works, tmp_path):
