@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..load.cost import Cost
 from ..load.drive import Progress
 from ..load.further import DOES_NOT_FIT, after_ladder
 from ..load.measure import run
+from ..load.statistics import bootstrap_interval, t_interval
 from ..load.target import TargetError
 from ..load.url import measure_url
 from ..load.workload import WorkloadError, named
@@ -97,6 +98,8 @@ def measure_command(
         return _INTERRUPTED
     if not console.is_terminal:
         console.print(view.table(), highlight=False)
+    for line in across_repeats(record.points):
+        console.print(line, highlight=False)
     if record.simulated:
         console.print("SIMULATED: this server is a simulated engine; no number here comes from a GPU.", highlight=False)
     for point in record.points:
@@ -109,6 +112,29 @@ def measure_command(
     return _OK if all(point.valid or point in left_out for point in record.points) else _FAILED
 
 
+def across_repeats(points: Sequence[Point]) -> list[str]:
+    """Mean and 95 % interval (Student's t) of each point with valid repeats; the bootstrap's for their median TTFT.
+
+    The first rung, which is always measured again at the end, has two.
+    """
+    groups: dict[tuple[str, int, float | None], list[Point]] = {}
+    for point in points:
+        if point.valid and point.output_tokens_per_second:
+            groups.setdefault((point.workload, point.concurrency, point.rate), []).append(point)
+    told = []
+    for repeats in groups.values():
+        if len(repeats) < 2:
+            continue
+        mean, width = t_interval([point.output_tokens_per_second or 0.0 for point in repeats])
+        text = f"{_what(repeats[0])}, {len(repeats)} repeats: {mean:,.1f} +- {width:,.1f} tok/s"
+        medians = [point.ttft_seconds.p50 for point in repeats if point.ttft_seconds]
+        if len(medians) > 2:
+            low, high = bootstrap_interval(medians)
+            text += f", TTFT p50 {1e3 * low:,.0f} to {1e3 * high:,.0f} ms"
+        told.append(text + " (95 %)")
+    return told
+
+
 def _point_named(text: str) -> dict[str, Any]:
     """`long_prompt@4` as a point after the ladder."""
     name, at, concurrency = text.partition("@")
@@ -118,10 +144,13 @@ def _point_named(text: str) -> dict[str, Any]:
 
 
 def _label(point: Point) -> str:
-    again = f", repeat {point.repeat}" if point.repeat > 1 else ""
+    return _what(point) + (f", repeat {point.repeat}" if point.repeat > 1 else "")
+
+
+def _what(point: Point) -> str:
     if point.rate is not None:
-        return f"{point.workload} at {point.rate:g} requests a second{again}"
-    return f"{point.workload} at concurrency {point.concurrency}{again}"
+        return f"{point.workload} at {point.rate:g} requests a second"
+    return f"{point.workload} at concurrency {point.concurrency}"
 
 
 class _View:
