@@ -11,6 +11,7 @@ from rich.console import Console
 
 from benchmark.campaign import record as rec
 from benchmark.campaign.measure_command import across_repeats, measure_command
+from benchmark.load import summary
 from benchmark.load import workload as shipped
 
 from .test_measure import WORK, reference
@@ -21,6 +22,8 @@ LONG = replace(WORK, name="long", prompt_tokens=200, output_tokens=2)
 @pytest.fixture
 def works(monkeypatch):
     monkeypatch.setattr(shipped, "NAMED", {work.name: work for work in (WORK, LONG)})
+    # What a busy machine does to a window of a tenth of a second is not the matter here.
+    monkeypatch.setattr(summary, "flags", lambda *_: [])
 
 
 def command(url, **more):
@@ -52,8 +55,7 @@ def test_each_point_is_announced_with_its_cost_and_then_told(works, tmp_path):
     assert len(record.accuracy["answers"]) == 8
     assert record.warm_up["passes_seconds"]
     assert record.complete
-    # A busy machine makes the client late, and then a point is invalid.
-    assert status == (0 if all(p.valid for p in record.points) else 1)
+    assert status == 0
 
 
 def test_what_the_server_cannot_hold_is_left_out_and_said(works, monkeypatch):
@@ -61,7 +63,7 @@ def test_what_the_server_cannot_hold_is_left_out_and_said(works, monkeypatch):
     monkeypatch.setitem(shipped.NAMED, "long", replace(LONG, prompt_tokens=20_000_000))
     with reference() as (_, url):
         status, text = command(url, ladder=[2])
-    assert status == (1 if "invalid: " in text.replace("invalid: long", "") else 0)
+    assert status == 0
     assert "long at concurrency 2 was left out: its context length of 1,048,576 tokens does not hold a request" in text
 
 
