@@ -11,7 +11,7 @@ from builders import a_record
 
 from benchmark.campaign import record as rec
 from benchmark.host import job, jobs, records
-from benchmark.host.settings import Settings
+from benchmark.host.settings import HostError, Settings
 from benchmark.load import summary
 from benchmark.load.further import after_ladder
 from benchmark.load.reference_server import ReferenceServer, Schedule
@@ -110,3 +110,8 @@ def test_the_cost_of_a_point_is_in_its_progress(host):
     told = jobs.read_json(host.settings.state / "job-progress.json")["expected_seconds"]
     assert 0 < told["least"] <= told["most"] < 5
     assert told["text"].endswith(" s")
+
+
+def test_a_rate_without_limits_is_refused_with_what_to_type():
+    with pytest.raises(HostError, match=r"needs ttft_limit or tpot_limit .* \(sglang_benchmark_further, or -e rate="):
+        records.further_of(WORK, [1, 2], {"points": [], "rate": 2.0})

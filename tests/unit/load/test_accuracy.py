@@ -11,6 +11,7 @@ from benchmark.load.accuracy import read_generated
 from benchmark.load.agreement import Answer, compare, compare_records, parting_gap
 from benchmark.load.target import Target
 
+from .fake import plain, serving, stream
 from .replay import CAPTURES
 from .test_measure import reference
 
@@ -128,6 +129,24 @@ def test_a_server_that_fails_is_an_answer_with_an_error():
     with reference(kind="openai", faults=dict.fromkeys(range(1, 99), "refuse")) as (_, url):
         told = measure.run(accuracy.check(Target(url)))
     assert all("503" in item.error for item in agreement.answers_of(told))
+
+
+def test_an_engine_without_log_probabilities_still_answers():
+    def answer_to(path, head, body):
+        if path == "/server_info":
+            return plain(b'{"tp_size": 1, "version": "x"}'), False
+        if path == "/generate" and b'"stream":true' in body:
+            return stream(b'{"text":"a","output_ids":[5],"meta_info":{"finish_reason":{"type":"length"},'
+                          b'"prompt_tokens":1,"completion_tokens":1}}', b"[DONE]"), False  # fmt: skip
+        if path == "/generate" and b"return_logprob" in body:
+            return plain(b'{"error":{"message":"not with speculative decoding"}}', b"400 Bad Request"), False
+        if path == "/generate":
+            return plain(b'{"text":"ab","output_ids":[5,6],"meta_info":{"id":"x"}}'), False
+        return plain(b"{}", b"404 Not Found"), False
+
+    with serving(answer_to) as (url, _):
+        found = agreement.answers_of(measure.run(accuracy.check(Target(url))))
+    assert [(item.ids, item.logprobs, item.error) for item in found] == [([5, 6], [], None)] * 8
 
 
 def record(name, answers, against=None, host="h", created="2026-01-01T00:00:00Z", workload=None):
