@@ -184,6 +184,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     workload: dict[str, Any] = {}
     ladder: list[int] = []
+    further: list[dict[str, Any]] = []
+    """Points that follow the ladder on the same start (load/further.py): {"workload", "concurrency", "repeat"}."""
     outcome: Outcome
     complete: bool = False
     """Every rung of the ladder was measured, or the outcome is final."""
@@ -192,6 +194,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     plan: dict[str, Any] = {}
     """What was predicted before the start."""
     points: list[Point] = []
+    accuracy: dict[str, Any] = {}
+    """Answers at temperature 0 to a few fixed prompts (load/accuracy.py); empty where none were asked."""
+    warm_up: dict[str, Any] = {}
+    """How the newest start was warmed up: seconds of each pass, whether the last two agreed, the probe."""
     tools_version: str = ""
 
     @property
@@ -199,13 +205,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine.simulated
 
     def peak(self) -> Point | None:
-        """The valid point with the highest output throughput."""
-        usable = [p for p in self.points if p.valid and p.output_tokens_per_second]
+        """The valid point of the ladder with the highest output throughput."""
+        usable = [p for p in self.ladder_points if p.valid and p.output_tokens_per_second]
         return max(usable, key=lambda p: p.output_tokens_per_second or 0.0, default=None)
 
     def at(self, concurrency: int) -> Point | None:
-        """The last valid point at this concurrency."""
-        return next((p for p in reversed(self.points) if p.valid and p.concurrency == concurrency), None)
+        """The last valid point of the ladder at this concurrency."""
+        return next((p for p in reversed(self.ladder_points) if p.valid and p.concurrency == concurrency), None)
+
+    @property
+    def ladder_points(self) -> list[Point]:
+        """The points of the record's own workload, without those of others that ran on the same start."""
+        own = self.workload.get("name")
+        return [p for p in self.points if own is None or p.workload == own]
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")

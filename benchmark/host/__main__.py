@@ -119,8 +119,14 @@ def _guard(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _workload(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    """A workload whole, from its name or a mapping on standard input: refused here, before anything is stopped."""
-    return records.workload_of(_standard_input()["workload"]).to_mapping()
+    """A workload whole, from its name or a mapping on standard input: refused here, before anything is stopped.
+
+    So are points after the ladder that make no sense ("ladder", "further": as `begin` takes them).
+    """
+    said = _standard_input()
+    workload = records.workload_of(said["workload"])
+    records.further_of(workload, said.get("ladder") or [], said.get("further") or {})
+    return workload.to_mapping()
 
 
 def _begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:

@@ -19,7 +19,9 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
     """Start the point that `spec` names if it is neither there nor under way; look at it for at most `seconds`.
 
     Args:
-        spec: {"id", "configuration", "fingerprint", "workload", "concurrency", "repeat", "route", "model"}.
+        spec: {"id", "configuration", "fingerprint", "workload", "concurrency", "repeat", "ladder", "model",
+            "accuracy": whether the fixed prompts are asked after the start's warm-up, "label": of a point after the
+            ladder}.
 
     Returns:
         {"phase": "running" | "done" | "failed", "changed", "progress": {...}, "point": {...}, "failure": str}.
@@ -31,7 +33,7 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
     lease.renew(settings)
     # An invalid point of an earlier try (the engine died in it, say) is measured again.
     if (point := _measured(settings, spec)) is not None and point.valid and not _mine(settings, spec):
-        return _done(point, changed=False)
+        return _done(point, changed=False, label=spec.get("label"))
     if not _mine(settings, spec):
         _start(settings, manager, spec)
     deadline = time.monotonic() + seconds
@@ -41,7 +43,7 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
             lease.renew(settings)
             if result["phase"] == "failed":
                 return {"phase": "failed", "changed": True, "failure": result["failure"], "progress": {}, "point": {}}
-            return _done(_measured(settings, spec), changed=True)
+            return _done(_measured(settings, spec), changed=True, label=spec.get("label"))
         if not manager.state(JOB_UNIT).running:
             tail = _tail(settings, manager)
             return _failed(f"The load generator ended without a result. The end of its log: {tail}")
@@ -73,8 +75,9 @@ def _measured(settings: Settings, spec: dict[str, Any]) -> rec.Point | None:
     if not path.exists():
         raise HostError(f"There is no record at {path}; begin it before its points.")
     record = rec.load(path.read_bytes(), str(path))
-    wanted = (int(spec["concurrency"]), int(spec.get("repeat", 1)))
-    return next((p for p in record.points if (p.concurrency, p.repeat) == wanted), None)
+    workload = records.workload_of(spec["workload"]).name
+    wanted = (workload, int(spec["concurrency"]), int(spec.get("repeat", 1)))
+    return next((p for p in record.points if (p.workload, p.concurrency, p.repeat) == wanted), None)
 
 
 def _start(settings: Settings, manager: Manager, spec: dict[str, Any]) -> None:
@@ -87,14 +90,17 @@ def _start(settings: Settings, manager: Manager, spec: dict[str, Any]) -> None:
     manager.start(JOB_UNIT)
 
 
-def _done(point: rec.Point | None, *, changed: bool) -> dict[str, Any]:
+def _done(point: rec.Point | None, *, changed: bool, label: str | None = None) -> dict[str, Any]:
     if point is None:
         return _failed("The load generator reported a point that is not in the record.")
     shown = {
+        "label": label,
         "concurrency": point.concurrency,
         "repeat": point.repeat,
         "valid": point.valid,
         "output_tokens_per_second": point.output_tokens_per_second,
+        "prompt_tokens_per_second": point.prompt_tokens_per_second if label else None,
+        "goodput_requests_per_second": point.goodput_requests_per_second,
         "ttft_p50_seconds": point.ttft_seconds.p50 if point.ttft_seconds else None,
         "requests_failed": point.requests_failed,
         "flags": [flag.message for flag in point.flags if flag.severity == "invalid"],

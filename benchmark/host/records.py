@@ -11,6 +11,7 @@ import msgspec
 from .. import __version__
 from ..campaign import record as rec
 from ..engine import configuration as conf
+from ..load.further import after_ladder, drifted
 from ..load.workload import Workload, WorkloadError, named
 from . import engine_http, gpus, preflight
 from .settings import HostError, Settings, write_bytes
@@ -26,14 +27,16 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
     """Open the record of a configuration, or find the one that was begun before.
 
     Args:
-        context: {"configuration", "arguments", "engine", "model", "workload", "ladder", "plan", "host"}: what the
-            controller knows. The driver and the GPUs are looked at here.
+        context: {"configuration", "arguments", "engine", "model", "workload", "ladder", "further", "plan", "host"}:
+            what the controller knows. The driver and the GPUs are looked at here.
 
     Returns:
-        {"fingerprint", "complete", "outcome", "measured": [concurrencies], "record": path}.
+        {"fingerprint", "complete", "outcome", "measured": [concurrencies], "further": [points after the ladder that
+        are still to be measured], "record": path}.
     """
     devices = gpus.gpus(settings)
-    context = context | {"workload": workload_of(context["workload"]).to_mapping()}
+    workload = workload_of(context["workload"])
+    context = context | {"workload": workload.to_mapping()}
     of = fingerprint_of(context, devices)
     fingerprint = conf.fingerprint(of)
     path = _path(settings, context["configuration"]["name"], fingerprint)
@@ -43,6 +46,7 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
         record = _new(settings, context, devices, fingerprint, of)
     elif record.ladder != ladder:
         record = msgspec.structs.replace(record, ladder=ladder)
+    record = msgspec.structs.replace(record, further=further_of(workload, ladder, context.get("further") or {}))
     if record.outcome == "failed" and not (record.complete and context.get("keep_failed")):
         # Tried again: what a failed try has measured stays, its failure does not.
         record = msgspec.structs.replace(record, outcome="skipped", failure=None, complete=False)
@@ -52,8 +56,9 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
         "fingerprint": fingerprint,
         "complete": record.complete,
         "outcome": record.outcome,
-        "measured": [point.concurrency for point in record.points if point.valid],
+        "measured": [p.concurrency for p in record.points if p.valid and (p.workload, p.repeat) == (workload.name, 1)],
         "ladder": ladder,
+        "further": further_left(record),
         "record": str(path),
     }
 
@@ -68,6 +73,29 @@ def workload_of(wanted: str | dict[str, Any]) -> Workload:
         return named(wanted) if isinstance(wanted, str) else Workload.from_mapping(wanted)
     except WorkloadError as error:
         raise HostError(f"{error} (sglang_benchmark_workload, or -e workload=...)") from error
+
+
+def further_of(workload: Workload, ladder: list[int], wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points that follow the ladder on the same start.
+
+    Args:
+        wanted: {"points": [{"workload", "concurrency"}], "rate", "ttft_limit_seconds", "tpot_limit_seconds",
+            "first_again"}, as load/further.py takes them.
+
+    Raises:
+        HostError: a point that makes no sense.
+    """
+    options = {key: value for key, value in wanted.items() if key != "points"}
+    try:
+        return [p.to_mapping() for p in after_ladder(workload, ladder, wanted.get("points") or [], **options)]
+    except WorkloadError as error:
+        raise HostError(f"{error} (sglang_benchmark_further, or -e rate=...)") from error
+
+
+def further_left(record: rec.Record) -> list[dict[str, Any]]:
+    """The points after the ladder that have no valid point yet."""
+    here = {(p.workload, p.concurrency, p.repeat) for p in record.points if p.valid}
+    return [f for f in record.further if (f["workload"]["name"], f["concurrency"], f["repeat"]) not in here]
 
 
 def with_raw(point: rec.Point, raw: str) -> rec.Point:
@@ -92,7 +120,9 @@ def is_complete(record: rec.Record) -> bool:
     """Every rung has a point, or the outcome is final without one."""
     if record.outcome in ("failed", "rejected"):
         return True
-    return set(record.ladder) <= {point.concurrency for point in record.points}
+    here = {(p.workload, p.concurrency, p.repeat) for p in record.points}
+    after = {(f["workload"]["name"], f["concurrency"], f["repeat"]) for f in record.further}
+    return set(record.ladder) <= {point.concurrency for point in record.points} and after <= here
 
 
 def _new(
@@ -154,8 +184,25 @@ def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
 def add_point(settings: Settings, name: str, fingerprint: str, point: rec.Point) -> None:
     """Append a point; the same rung and repeat measured again takes the place of the earlier one."""
     record = _open(settings, name, fingerprint)
-    others = [p for p in record.points if (p.concurrency, p.repeat) != (point.concurrency, point.repeat)]
+    key = (point.workload, point.concurrency, point.repeat)
+    others = [p for p in record.points if (p.workload, p.concurrency, p.repeat) != key]
     _change(settings, name, fingerprint, points=[*others, point], outcome="measured", failure=None)
+
+
+def held_against_first(settings: Settings, name: str, fingerprint: str, again: rec.Point) -> rec.Point:
+    """A point measured again, with a warning if it is not what it was."""
+    record = _open(settings, name, fingerprint)
+    first = next(
+        (p for p in record.points if (p.workload, p.concurrency, p.repeat) == (again.workload, again.concurrency, 1)),
+        None,
+    )
+    return again if first is None else msgspec.structs.replace(again, flags=[*again.flags, *drifted(first, again)])
+
+
+def note(settings: Settings, name: str, fingerprint: str, **fields: Any) -> None:
+    """Put what was found out about a start into its record: `warm_up`, `accuracy`."""
+    if fields:
+        _change(settings, name, fingerprint, **fields)
 
 
 def fail(settings: Settings, name: str, fingerprint: str, failure: dict[str, Any], start: dict[str, Any]) -> None:

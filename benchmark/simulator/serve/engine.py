@@ -84,7 +84,8 @@ class Engine:
             )
         room = min(context, self.token_capacity) - len(prompt)
         limit = room if wanted is None else min(wanted, room)
-        seed = self.settings.seed
+        # Without the fault, the same prompt has the same greedy answer whatever the split: nothing is rounded here.
+        seed = self.settings.seed + ("wrong_answers" in self.settings.faults)
         if sampling.temperature > 0:
             seed = random.getrandbits(32) if sampling.seed is None else sampling.seed + number
         return Request(
