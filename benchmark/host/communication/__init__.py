@@ -18,7 +18,7 @@ from .. import gpus, processes
 from ..managers import manager_for
 from ..preflight import pcie, remember, smi
 from ..preflight.check import Check, counted, lines
-from ..preflight.run import run as run_command
+from ..bounded import run as run_command
 from ..settings import HostError, Settings, read_json, write_json
 from ..switch import serving_units
 from .group import Request

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from .check import Check
-from .run import Answer
+from ..bounded import Answer
 from .smi import Row
 
 CUDA_13_DRIVER = (580, 65)

@@ -16,7 +16,7 @@ from ..switch import serving_units
 from . import smi
 from .cards import Holder
 from .hints import GRUB, MODPROBE
-from .run import ABSENT, Answer, run
+from ..bounded import ABSENT, Answer, run
 
 _NVIDIA = "0x10de"
 _FIELDS_TO_DROP = 4
