@@ -72,7 +72,7 @@ _MENDS = {
     "USER": "Deploy again: the role makes the user that sglang_service_user names.",
     "GROUP": "Deploy again, or take the group out of sglang_service_groups.",
     "STDOUT": "Look at {log}: its folder must be there and its disk have room.",
-    "NAMESPACE": "A drop-in of the unit asks for what this host, often a container, cannot give (systemctl cat {unit}).",
+    "NAMESPACE": "A drop-in of it asks for what this host, often a container, cannot give (systemctl cat {unit}).",
 }
 
 
