@@ -46,7 +46,12 @@ def launch_lines(configuration, release, own):
 
 def launch_environment(configuration, own):
     """A configuration's environment over the host's own, as the engine's process is to see it."""
-    return _said(conf.launch_environment, configuration["environment"], own)
+    return _said(conf.launch_environment, configuration["environment"], own, configuration["engine"])
+
+
+def environment_warnings(configuration, own):
+    """What of a configuration's environment was taken as it was meant, or may be a mistake: sentences."""
+    return _said(conf.environment_warnings, configuration["environment"], own, configuration["engine"])
 
 
 def fingerprint(value):
@@ -73,6 +78,7 @@ class FilterModule:
             "plan_refused": plan_refused,
             "launch_lines": launch_lines,
             "launch_environment": launch_environment,
+            "environment_warnings": environment_warnings,
             "fingerprint": fingerprint,
             "systemd_argument": systemd_argument,
             "systemd_assignment": systemd_assignment,

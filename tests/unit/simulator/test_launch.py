@@ -36,6 +36,10 @@ class TestArguments:
         for spelling in ("--tensor-parallel-size", "--tp-size", "--tp"):
             assert parse_arguments(["--model-path", "m", spelling, "4"], "0.5.11")["tp_size"] == 4
 
+    def test_a_negative_form_turns_its_flag_off(self) -> None:
+        for spelling, on in (("--record-nolora-graph", True), ("--no-record-nolora-graph", False)):
+            assert parse_arguments(["--model-path", "m", spelling], "0.5.11")["record_nolora_graph"] is on
+
     def test_sizes_as_people_write_them(self) -> None:
         assert parse_arguments(["--model-path", "m", "--context-length", "128K"], "0.5.11")["context_length"] == 131072
 
