@@ -12,15 +12,15 @@ from typing import Any
 
 from rich.console import Console
 
-from ..report import write_report
 from ..report.compare import SideError, compare, read_side
 from ..report.tables import comparison_text, terminal_table
-from .decide import decide
+from .judged import decided, written
 from .playbooks import NoProject, command_line, run_plain, run_watched
 from .progress import LiveView, PlainView
 from .record import Record, RecordError
 from .store import Campaign, StoreError
 from .sweep import Sweep
+from .turns import SweepError
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 _WIDTH = 100
@@ -68,12 +68,11 @@ def report_command(folder: Path, console: Console) -> int:
     campaign = Campaign(folder.parent, folder.name)
     try:
         with campaign.locked():
-            records = campaign.records()
-            if not records:
+            if not campaign.records():
                 console.print(f"There are no records below {folder}.", style="red", highlight=False)
                 return _USAGE
-            write_report(campaign.folder, campaign.about(), records, decide(records) | {"name": campaign.name})
-    except (StoreError, RecordError) as error:
+            written(campaign)
+    except (StoreError, RecordError, SweepError) as error:
         console.print(str(error), style="red", highlight=False)
         return _FAILED
     return _show(folder, console)
@@ -95,8 +94,9 @@ def compare_command(before: str, after: str, console: Console) -> int:
 
 
 def _show(folder: Path, console: Console, *, as_json: bool = False) -> int:
-    records = Campaign(folder.parent, folder.name).records()
-    decision = decide(records) | {"name": folder.name}
+    campaign = Campaign(folder.parent, folder.name)
+    records = campaign.records()
+    decision = decided(campaign, records)
     if as_json:
         sys.stdout.write(json.dumps(decision, indent=1, sort_keys=True) + "\n")
         return _OK

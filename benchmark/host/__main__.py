@@ -117,6 +117,10 @@ def _begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     return records.begin(settings, _standard_input())
 
 
+def _fingerprints(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return {"fingerprints": records.fingerprints(settings, _standard_input()["contexts"])}
+
+
 def _started(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     records.started(settings, options.configuration, options.fingerprint, _standard_input())
     return {"noted": True}
@@ -185,6 +189,7 @@ _VERBS = {
     "sweep-end": _sweep_end,
     "guard": _guard,
     "workload": _workload,
+    "fingerprints": _fingerprints,
     "begin": _begin,
     "started": _started,
     "measure": _measure,

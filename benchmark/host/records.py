@@ -1,8 +1,13 @@
-"""The records that this host holds: begun before a start, added to after each point, read by the controller."""
+"""The records that this host holds: begun before a start, added to after each point, read by the controller.
+
+One record an engine start. A verb names it by its configuration and its key: the fingerprint of the inputs, with `-s2`
+and so on behind it from the second start on.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +15,18 @@ import msgspec
 
 from .. import __version__
 from ..campaign import record as rec
+from ..campaign.ladder import reason_to_leave
 from ..engine import configuration as conf
 from ..load.workload import Workload, WorkloadError, named
 from . import engine_http, gpus, preflight
+from .services import engine_unit
 from .settings import HostError, Settings, write_bytes
+from .switch import running
 
 GIB = 1 << 30
+_KEY = re.compile(r"[A-Za-z0-9]+(-s[1-9][0-9]*)?")
+_ENDED_BY = ("aborted", "no_requests", "server_restarted")
+"""Flags of a point in which the engine gave up: with more requests it would again."""
 
 
 def now() -> str:
@@ -23,39 +34,71 @@ def now() -> str:
 
 
 def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
-    """Open the record of a configuration, or find the one that was begun before.
+    """Open the record of one engine start of a configuration, or find the one that was begun before.
 
     Args:
-        context: {"configuration", "arguments", "engine", "model", "workload", "ladder", "plan", "host"}: what the
-            controller knows. The driver and the GPUs are looked at here.
+        context: {"configuration", "arguments", "engine", "model", "workload", "ladder", "plan", "host",
+            "start_number"}: what the controller knows. The driver and the GPUs are looked at here.
 
     Returns:
-        {"fingerprint", "complete", "outcome", "measured": [concurrencies], "record": path}.
+        {"fingerprint", "key", "start_number", "complete", "outcome", "measured": [concurrencies], "ladder",
+        "start_anew": whether what runs was measured as another start and has to be stopped first, "record": path}.
     """
     devices = gpus.gpus(settings)
-    context = context | {"workload": workload_of(context["workload"]).to_mapping()}
+    context = _whole(context)
     of = fingerprint_of(context, devices)
-    fingerprint = conf.fingerprint(of)
-    path = _path(settings, context["configuration"]["name"], fingerprint)
+    fingerprint, number = conf.fingerprint(of), int(context.get("start_number", 1))
+    name, key = context["configuration"]["name"], rec.folder_name(fingerprint, number)
+    path = _path(settings, name, key)
     ladder = [int(rung) for rung in context["ladder"]]
     record = _read(path)
     if record is None:
         record = _new(settings, context, devices, fingerprint, of)
     elif record.ladder != ladder:
-        record = msgspec.structs.replace(record, ladder=ladder)
-    if record.outcome == "failed" and not (record.complete and context.get("keep_failed")):
+        # What was left out was left for the other ladder's sake.
+        record = msgspec.structs.replace(record, ladder=ladder, left=None)
+    if record.outcome == "failed":
         # Tried again: what a failed try has measured stays, its failure does not.
-        record = msgspec.structs.replace(record, outcome="skipped", failure=None, complete=False)
+        outcome = "measured" if record.points else "skipped"
+        record = msgspec.structs.replace(record, outcome=outcome, failure=None, complete=False)
     record = msgspec.structs.replace(record, complete=is_complete(record))
     _write(path, record)
     return {
         "fingerprint": fingerprint,
+        "key": key,
+        "start_number": number,
         "complete": record.complete,
         "outcome": record.outcome,
         "measured": [point.concurrency for point in record.points if point.valid],
         "ladder": ladder,
+        "start_anew": not record.complete and _measured_elsewhere(settings, name, record),
         "record": str(path),
     }
+
+
+def fingerprints(settings: Settings, contexts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What each configuration's record would be called now, and from what: {name: {"fingerprint", "of"}}."""
+    devices = gpus.gpus(settings)
+    found = {}
+    for context in contexts:
+        of = fingerprint_of(_whole(context), devices)
+        found[context["configuration"]["name"]] = {"fingerprint": conf.fingerprint(of), "of": of}
+    return found
+
+
+def _whole(context: dict[str, Any]) -> dict[str, Any]:
+    return context | {"workload": workload_of(context["workload"]).to_mapping()}
+
+
+def _measured_elsewhere(settings: Settings, name: str, record: rec.Record) -> bool:
+    """Whether the engine that runs is the start of another record: it cannot be a second start as well."""
+    runs = running(settings).get(engine_unit(name), {}).get("started_at")
+    if runs is None:
+        return False
+    own = _path(settings, name, record.folder_name)
+    others = (_read(path) for path in own.parent.parent.glob("*/record.json") if path != own)
+    starts = [start for other in others if other for start in (*other.earlier_starts, other.start) if start]
+    return _stamp(runs) in {start.started_at for start in starts}
 
 
 def workload_of(wanted: str | dict[str, Any]) -> Workload:
@@ -89,10 +132,8 @@ def fingerprint_of(context: dict[str, Any], devices: list[gpus.Gpu]) -> dict[str
 
 
 def is_complete(record: rec.Record) -> bool:
-    """Every rung has a point, or the outcome is final without one."""
-    if record.outcome in ("failed", "rejected"):
-        return True
-    return set(record.ladder) <= {point.concurrency for point in record.points}
+    """Every rung has a point or was left out on purpose, or the outcome is final without one."""
+    return record.outcome in ("failed", "rejected") or record.covers(record.ladder)
 
 
 def _new(
@@ -103,6 +144,7 @@ def _new(
     return rec.Record(
         fingerprint=fingerprint,
         fingerprint_of=of,
+        start_number=int(context.get("start_number", 1)),
         created_at=now(),
         updated_at=now(),
         configuration=rec.Configuration(
@@ -127,9 +169,17 @@ def _new(
     )
 
 
-def started(settings: Settings, name: str, fingerprint: str, start: dict[str, Any]) -> None:
-    """Note how the engine started: the log's figures, then the engine's own where it answers."""
-    _change(settings, name, fingerprint, start=start_of(settings, start))
+def started(settings: Settings, name: str, key: str, start: dict[str, Any]) -> None:
+    """Note how the engine started: the log's figures, then the engine's own where it answers.
+
+    An earlier start that points were measured on is kept: a sweep that was cut off goes on with another engine.
+    """
+    record, new = _open(settings, name, key), start_of(settings, start)
+    earlier = list(record.earlier_starts)
+    if record.start and record.start.started_at in {point.engine_started_at for point in record.points}:
+        earlier.append(record.start)
+    earlier = [known for known in earlier if known.started_at != new.started_at]
+    _change(settings, name, key, start=new, earlier_starts=earlier)
 
 
 def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
@@ -143,7 +193,7 @@ def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
         figures["kv_tokens"] = memory["token_capacity"]
     fields = {field for field in rec.Start.__struct_fields__ if field in figures}
     return rec.Start(
-        started_at=dt.datetime.fromtimestamp(start["started_at"], dt.UTC).isoformat(timespec="seconds"),
+        started_at=_stamp(start["started_at"]),
         ready_seconds=start.get("ready_seconds"),
         stages=[rec.Stage(name=name, seconds=seconds) for name, seconds in (start.get("stages") or {}).items()],
         transports=start.get("transports") or {},
@@ -151,26 +201,47 @@ def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
     )
 
 
-def add_point(settings: Settings, name: str, fingerprint: str, point: rec.Point) -> None:
+def add_point(settings: Settings, name: str, key: str, point: rec.Point) -> None:
     """Append a point; the same rung and repeat measured again takes the place of the earlier one."""
-    record = _open(settings, name, fingerprint)
+    record = _open(settings, name, key)
     others = [p for p in record.points if (p.concurrency, p.repeat) != (point.concurrency, point.repeat)]
-    _change(settings, name, fingerprint, points=[*others, point], outcome="measured", failure=None)
+    point = msgspec.structs.replace(point, engine_started_at=record.start.started_at if record.start else None)
+    _change(settings, name, key, points=[*others, point], outcome="measured", failure=None)
 
 
-def fail(settings: Settings, name: str, fingerprint: str, failure: dict[str, Any], start: dict[str, Any]) -> None:
-    known = {key: value for key, value in failure.items() if key in rec.Failure.__struct_fields__}
-    begun = start_of(settings, start) if start.get("started_at") else None
-    _change(settings, name, fingerprint, outcome="failed", failure=msgspec.convert(known, rec.Failure), start=begun)
+def leave(settings: Settings, name: str, key: str, rung: int, best: float | None, needed: list[int]) -> str:
+    """Leave a rung out if what was measured says what it would bring: why, or an empty text if it is to be measured.
+
+    `best` is the throughput to beat; rungs in `needed` are asked for whatever they bring.
+    """
+    record = _open(settings, name, key)
+    valid = [p for p in record.points if p.valid and p.output_tokens_per_second]
+    rates = {p.concurrency: p.output_tokens_per_second or 0.0 for p in valid}
+    ended = {p.concurrency for p in record.points if any(flag.id in _ENDED_BY for flag in p.flags)}
+    # A rung that failed before is tried again, not taken for lost.
+    ended -= {*rates, rung}
+    why = reason_to_leave(record.ladder, rates, ended, rung, best, needed)
+    if why:
+        rungs = sorted({rung, *(record.left.rungs if record.left else ())})
+        reason = record.left.reason if record.left else why
+        _change(settings, name, key, left=rec.Left(rungs=rungs, reason=reason))
+    return why
 
 
-def finish(settings: Settings, name: str, fingerprint: str) -> dict[str, Any]:
+def fail(settings: Settings, name: str, key: str, failure: dict[str, Any], start: dict[str, Any]) -> None:
+    known = {part: value for part, value in failure.items() if part in rec.Failure.__struct_fields__}
+    if start.get("started_at"):
+        started(settings, name, key, start)
+    _change(settings, name, key, outcome="failed", failure=msgspec.convert(known, rec.Failure))
+
+
+def finish(settings: Settings, name: str, key: str) -> dict[str, Any]:
     """Close the record; its summary is what becomes the host fact."""
-    record = _open(settings, name, fingerprint)
+    record = _open(settings, name, key)
     # A record that was closed before stays as it is, the time of its last change included.
     if record.complete != is_complete(record):
-        _change(settings, name, fingerprint, complete=is_complete(record))
-    return summary(_open(settings, name, fingerprint))
+        _change(settings, name, key, complete=is_complete(record))
+    return summary(_open(settings, name, key))
 
 
 def summary(record: rec.Record) -> dict[str, Any]:
@@ -179,6 +250,7 @@ def summary(record: rec.Record) -> dict[str, Any]:
     return {
         "configuration": record.configuration.name,
         "fingerprint": record.fingerprint,
+        "start_number": record.start_number,
         "outcome": record.outcome,
         "complete": record.complete,
         "simulated": record.simulated,
@@ -189,18 +261,23 @@ def summary(record: rec.Record) -> dict[str, Any]:
         "peak_concurrency": peak.concurrency if peak else None,
         "single_stream_tokens_per_second": single.output_tokens_per_second if single else None,
         "failure": record.failure.sentence if record.failure else None,
+        "left": record.left.reason if record.left else None,
         "updated_at": record.updated_at,
     }
 
 
-def _path(settings: Settings, name: str, fingerprint: str) -> Path:
-    if not conf.NAME.fullmatch(name) or not fingerprint.isalnum():
-        raise HostError(f"'{name}' with fingerprint '{fingerprint}' is no record's name.")
-    return settings.state / "records" / name / fingerprint / "record.json"
+def _stamp(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="seconds")
 
 
-def folder(settings: Settings, name: str, fingerprint: str) -> Path:
-    return _path(settings, name, fingerprint).parent
+def _path(settings: Settings, name: str, key: str) -> Path:
+    if not conf.NAME.fullmatch(name) or not _KEY.fullmatch(key):
+        raise HostError(f"'{name}' with fingerprint '{key}' is no record's name.")
+    return settings.state / "records" / name / key / "record.json"
+
+
+def folder(settings: Settings, name: str, key: str) -> Path:
+    return _path(settings, name, key).parent
 
 
 def _read(path: Path) -> rec.Record | None:
@@ -214,17 +291,17 @@ def _read(path: Path) -> rec.Record | None:
         return None
 
 
-def _open(settings: Settings, name: str, fingerprint: str) -> rec.Record:
-    path = _path(settings, name, fingerprint)
+def _open(settings: Settings, name: str, key: str) -> rec.Record:
+    path = _path(settings, name, key)
     record = _read(path)
     if record is None:
         raise HostError(f"There is no record of {name} at {path}; begin it first.")
     return record
 
 
-def _change(settings: Settings, name: str, fingerprint: str, **changes: Any) -> None:
-    record = msgspec.structs.replace(_open(settings, name, fingerprint), updated_at=now(), **changes)
-    _write(_path(settings, name, fingerprint), record)
+def _change(settings: Settings, name: str, key: str, **changes: Any) -> None:
+    record = msgspec.structs.replace(_open(settings, name, key), updated_at=now(), **changes)
+    _write(_path(settings, name, key), record)
 
 
 def _write(path: Path, record: rec.Record) -> None:
