@@ -126,6 +126,8 @@ def complexity(found: Starts, groups: Sequence[Starts]) -> int:
         walked.add(root.name)
         above = next((other for other in groups if other.key == (found.host, against)), None)
         if above is None:
+            # What it extends was not measured here: the host's baseline is.
+            root = next((g for g in groups if g.host == found.host and not g.newest.configuration.against), found)
             break
         root = above
     mine, theirs = (

@@ -126,7 +126,8 @@ def cost(plan: Plan, settings: Settings) -> Cost:
     minutes += most * state.again
     sentence = (
         f"{tried + most} starts, about {minutes_told(minutes)}: {tried} to see each once, "
-        f"{settings.baseline_starts - 1} more of the baseline and up to {most - settings.baseline_starts + 1} of finalists. confidence=quick takes {tried}."
+        f"{settings.baseline_starts - 1} more of the baseline and "
+        f"up to {most - settings.baseline_starts + 1} of finalists. confidence=quick takes {tried}."
     )
     return Cost(tried + most, minutes, sentence)
 

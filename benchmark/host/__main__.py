@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ..engine import model_files
-from . import engine_http, gpus, holding, jobs, lease, processes, records
+from . import engine_http, gpus, holding, jobs, lease, processes, promotion, records
 from .managers import manager_for
 from .rollback import restore
 from .services import configuration_of
@@ -150,6 +150,26 @@ def _finish(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     return records.finish(settings, options.configuration, options.fingerprint)
 
 
+def _promoted(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return promotion.promoted(settings)
+
+
+def _promote_begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return {"before": promotion.prepare(settings, options.configuration, options.fingerprint, options.yields)}
+
+
+def _promote(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return promotion.promote(settings, options.configuration, options.fingerprint, _standard_input()["before"])
+
+
+def _roll_back(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return promotion.roll_back(settings)
+
+
+def _rolled_back(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return promotion.rolled_back(settings)
+
+
 def _preflight(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     from .preflight import preflight
 
@@ -197,6 +217,11 @@ _VERBS = {
     "fail": _fail,
     "finish": _finish,
     "model": _model,
+    "promoted": _promoted,
+    "promote-begin": _promote_begin,
+    "promote": _promote,
+    "roll-back": _roll_back,
+    "rolled-back": _rolled_back,
     "preflight": _preflight,
     "communication": _communication,
 }
