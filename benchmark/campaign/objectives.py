@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .record import Point, Record
+from .record import Left, Point, Record
 
 _NOT_AN_INPUT = {"start", "start_number", "repeat", "replicate", "attempt"}
 CHOOSING_STARTS = 2
@@ -161,6 +161,12 @@ class Starts:
     def shown(self) -> Record:
         """The record that speaks for all: the first measured one, since it has the whole ladder; else the newest."""
         return self.measured[0] if self.measured else self.newest
+
+    @property
+    def cut_short(self) -> Left | None:
+        """The rungs that were left because they could not have won; one of them may be this configuration's best."""
+        left = self.shown.left
+        return left if left and left.may_be_best else None
 
     @property
     def failures(self) -> tuple[Record, ...]:

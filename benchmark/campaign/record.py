@@ -140,6 +140,8 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 
     rungs: list[int]
     reason: str
+    may_be_best: bool = True
+    """Whether one of them may be the configuration's own best; not where a lower rung failed."""
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,12 @@ def promoted(settings: Settings) -> dict[str, Any]:
     return read_json(settings.state / _PROMOTED, {"now": None, "before": None})
 
 
+def since(settings: Settings, name: str) -> str | None:
+    """Since when a configuration is in service for good; None if it is not."""
+    now = promoted(settings)["now"] or {}
+    return now["at"] if now.get("configuration") == name else None
+
+
 def prepare(settings: Settings, name: str, fingerprint: str, yields: list[str]) -> dict[str, Any]:
     """Before a switch to `name`: keep what serves, unless that is what is to serve.
 

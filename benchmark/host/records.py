@@ -18,7 +18,7 @@ from ..campaign import record as rec
 from ..campaign.ladder import reason_to_leave
 from ..engine import configuration as conf
 from ..load.workload import Workload, WorkloadError, named
-from . import engine_http, gpus, preflight
+from . import engine_http, gpus, preflight, promotion
 from .services import engine_unit
 from .settings import HostError, Settings, write_bytes
 from .switch import running
@@ -224,7 +224,8 @@ def leave(settings: Settings, name: str, key: str, rung: int, best: float | None
     if why:
         rungs = sorted({rung, *(record.left.rungs if record.left else ())})
         reason = record.left.reason if record.left else why
-        _change(settings, name, key, left=rec.Left(rungs=rungs, reason=reason))
+        may_be_best = not any(concurrency < rung for concurrency in ended)
+        _change(settings, name, key, left=rec.Left(rungs=rungs, reason=reason, may_be_best=may_be_best))
     return why
 
 
@@ -241,7 +242,20 @@ def finish(settings: Settings, name: str, key: str) -> dict[str, Any]:
     # A record that was closed before stays as it is, the time of its last change included.
     if record.complete != is_complete(record):
         _change(settings, name, key, complete=is_complete(record))
-    return summary(_open(settings, name, key))
+    record = _open(settings, name, key)
+    return summary(record) | {"fact": _fact(settings, record)}
+
+
+def _fact(settings: Settings, record: rec.Record) -> dict[str, Any]:
+    """What the host says of a configuration: its first start, which has the whole ladder, and how many there were."""
+    name = record.configuration.name
+    paths = [_path(settings, name, rec.folder_name(record.fingerprint, n)) for n in range(1, record.start_number + 1)]
+    starts = [found for path in paths if (found := _read(path))]
+    first = next((found for found in starts if found.outcome == "measured"), record)
+    return summary(first) | {
+        "starts": sum(found.outcome == "measured" for found in starts),
+        "promoted": promotion.since(settings, name),
+    }
 
 
 def summary(record: rec.Record) -> dict[str, Any]:
