@@ -218,21 +218,10 @@ def _measurements(name: str, old: Row, new: Row, refused: list[tuple[str, str]])
     found = []
     for concurrency in sorted(rungs):
         for metric, more, read in _METRICS:
-            logs = (_logs(old, concurrency, read), _logs(new, concurrency, read))
+            logs = (old.start_logs(concurrency, read), new.start_logs(concurrency, read))
             if logs[0] and logs[1]:
                 found.append(_Measured(name, metric, concurrency, more, logs))
     return found
-
-
-def _logs(row: Row, concurrency: int, read: _Read) -> list[float]:
-    """Logarithm of each start's value; repeats inside a start are one value."""
-    logs = []
-    for record in row.records:
-        points = [p for p in record.points if p.concurrency == concurrency and p.workload == row.workload and p.valid]
-        value = read(Rung(concurrency, tuple(points), ()))
-        if value is not None and value.value > 0:
-            logs.append(math.log(value.value))
-    return logs
 
 
 def _noises(measured: list[_Measured]) -> dict[str, Noise]:
