@@ -150,7 +150,8 @@ def _winner_sentence(
     if verdict == "only":
         return f"{sentence}; nothing else was measured."
     if verdict == "tie" and chosen is not first:
-        return f"{sentence}; {listed(close)} are within 2 %, and this one differs least from the baseline."
+        are = "is" if len(close) == 1 else "are"
+        return f"{sentence}; {listed(close)} {are} within 2 %, and this one differs least from the baseline."
     if close:
         reach = max(c.effect.detectable(c.level) for c in compared if c.verdict != "better")
         fewest = min(min(c.effect.starts) for c in compared if c.verdict != "better")

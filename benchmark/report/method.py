@@ -189,13 +189,8 @@ def files(found: list[Row], folder: Path | None) -> list[dict[str, Any]]:
         for record in row.records:
             links = _links(folder, record)
             if links:
-                told.append(
-                    {
-                        "label": row.label,
-                        "fingerprint": folder_name(record.fingerprint[:12], record.start_number),
-                        "links": links,
-                    }
-                )
+                name = folder_name(record.fingerprint[:12], record.start_number)
+                told.append({"label": row.label, "fingerprint": name, "links": links})
     return told
 
 

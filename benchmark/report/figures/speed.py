@@ -11,6 +11,8 @@ from .. import text
 from ..summary import Estimate, Row, Rung
 from .base import COLOURED, Picture, axis, figure, ladder_axis, log_ticks, look, measured, plain
 
+LEAST_DEGREES = 2
+"""With one degree of freedom an interval is thirteen deviations wide, and hides what was measured."""
 _Read = Callable[[Rung], Estimate | None]
 
 
@@ -43,7 +45,7 @@ def _whisker(row: Row, rung: Rung, found: Estimate | None, read: _Read, noise: N
     """How far an interval reaches (up, down): of 95 % by the noise between starts, else over what was repeated."""
     if found is None:
         return 0.0, 0.0
-    if noise.assumed:
+    if noise.degrees < LEAST_DEGREES:
         return found.high - found.value, found.value - found.low
     starts = max(1, len(row.start_logs(rung.concurrency, read)))
     half = t_point(ERROR, noise.degrees) * noise.deviation / math.sqrt(starts)
@@ -133,11 +135,10 @@ def _about_ladder(drawn: list[Row], unit: str, read: _Read, noise: Noise) -> lis
         sentences.append(f"{text.plural(left_out, 'point')} left out as invalid (crosses; hover for the reason).")
     skipped = sum(len(row.left) for row in drawn)
     if skipped:
-        told = "rung was" if skipped == 1 else "rungs were"
         sentences.append(
-            f"{skipped} {told} not measured because it could not win (open circles; hover for the reason)."
+            f"{text.plural(skipped, 'rung')} not measured on purpose (open circles; hover for the reason)."
         )
-    if not noise.assumed:
+    if noise.degrees >= LEAST_DEGREES:
         sentences.append(f"Whiskers are intervals of 95 % by the noise between starts, {noise.deviation:.1%}.")
     elif any(len(r.valid) > 1 for row in drawn for r in row.rungs):
         sentences.append("Whiskers span the lowest and the highest of repeated measurements.")
