@@ -140,7 +140,9 @@ def counting(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
             continue
         if (name, record.start_number) in made or _stands(sweep, record):
             found.append(msgspec.structs.replace(record, start_number=number))
-    return found
+    # Where the first start has to go on, it comes before what followed it.
+    begun = {record.configuration.name for record in found if record.start_number == 1}
+    return [record for record in found if record.configuration.name in begun]
 
 
 def _stands(sweep: HostSweep, record: Record) -> bool:
