@@ -5,6 +5,7 @@ from __future__ import annotations
 from ansible.errors import AnsibleFilterError
 from ansible_collections.shardsweep.serving.benchmark.engine import configuration as conf
 from ansible_collections.shardsweep.serving.benchmark.engine import flags, sweep, unit
+from ansible_collections.shardsweep.serving.benchmark.engine import share as sharing
 
 
 def _said(function, *arguments):
@@ -27,6 +28,22 @@ def resolve_configuration(name, catalogue, site=None):
 def plan_sweep(wanted, catalogue, site, setting):
     """What a sweep will do: each configuration, resolved, with the plan's verdict; doubtful ones last."""
     return _said(sweep.plan, wanted, catalogue, site, setting)
+
+
+def share_sweep(plan, hosts, host):
+    """A host's part of a plan that alike hosts share: each configuration once, the common baseline on each."""
+
+    names = [entry["name"] for entry in plan]
+    baseline = sharing.baseline_of(entry["configuration"] for entry in plan)
+    mine = set(sharing.share(names, list(hosts), baseline)[host])
+    return [entry for entry in plan if entry["name"] in mine]
+
+
+def sweep_context(entry, release, own, shared):
+    """What the host is told of a configuration that it is to measure: itself, its command line, and what all share."""
+    configuration = entry["configuration"]
+    arguments = [word for line in launch_lines(configuration, release, own) for word in line]
+    return {**shared, "configuration": configuration, "arguments": arguments, "plan": entry.get("plan") or {}}
 
 
 def launch_lines(configuration, release, own):
@@ -59,6 +76,8 @@ class FilterModule:
         return {
             "resolve_configuration": resolve_configuration,
             "plan_sweep": plan_sweep,
+            "share_sweep": share_sweep,
+            "sweep_context": sweep_context,
             "launch_lines": launch_lines,
             "launch_environment": launch_environment,
             "fingerprint": fingerprint,
