@@ -208,8 +208,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Starts before it that some of the points were measured on: of a sweep that was cut off and went on later."""
     left: Left | None = None
     """Rungs that were left out on purpose."""
-    accuracy: dict[str, Any] = {}
-    """Whether the engine still answers rightly with these settings."""
     plan: dict[str, Any] = {}
     """What was predicted before the start."""
     points: list[Point] = []
