@@ -238,7 +238,9 @@ def _points(record: Record, by: Objective) -> list[Point]:
     Goodput comes from open loops, everything else from closed ones. Prefill and its TTFT come from the workloads with
     long prompts, of which there may be one beside the record's own; what is left from the record's own.
     """
-    works = {work.get("name"): work for work in (record.workload, *(f.get("workload", {}) for f in record.further))}
+    works = {
+        work.get("name"): work for work in (record.workload, *(f.get("workload", {}) for f in record.after_ladder))
+    }
     if by.name == GOODPUT.name:
         return [p for p in record.points if p.valid and p.rate is not None]
     points = record.ladder_points

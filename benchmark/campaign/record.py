@@ -184,7 +184,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     workload: dict[str, Any] = {}
     ladder: list[int] = []
-    further: list[dict[str, Any]] = []
+    after_ladder: list[dict[str, Any]] = []
     """Points that follow the ladder on the same start (load/further.py): {"workload", "concurrency", "repeat"}."""
     outcome: Outcome
     complete: bool = False

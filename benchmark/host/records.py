@@ -46,7 +46,7 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
         record = _new(settings, context, devices, fingerprint, of)
     elif record.ladder != ladder:
         record = msgspec.structs.replace(record, ladder=ladder)
-    record = msgspec.structs.replace(record, further=further_of(workload, ladder, context.get("further") or {}))
+    record = msgspec.structs.replace(record, after_ladder=further_of(workload, ladder, context.get("further") or {}))
     if record.outcome == "failed" and not (record.complete and context.get("keep_failed")):
         # Tried again: what a failed try has measured stays, its failure does not.
         record = msgspec.structs.replace(record, outcome="skipped", failure=None, complete=False)
@@ -95,7 +95,7 @@ def further_of(workload: Workload, ladder: list[int], wanted: dict[str, Any]) ->
 def further_left(record: rec.Record) -> list[dict[str, Any]]:
     """The points after the ladder that have no valid point yet."""
     here = {(p.workload, p.concurrency, p.repeat) for p in record.points if p.valid}
-    return [f for f in record.further if (f["workload"]["name"], f["concurrency"], f["repeat"]) not in here]
+    return [f for f in record.after_ladder if (f["workload"]["name"], f["concurrency"], f["repeat"]) not in here]
 
 
 def with_raw(point: rec.Point, raw: str) -> rec.Point:
@@ -121,7 +121,7 @@ def is_complete(record: rec.Record) -> bool:
     if record.outcome in ("failed", "rejected"):
         return True
     here = {(p.workload, p.concurrency, p.repeat) for p in record.points}
-    after = {(f["workload"]["name"], f["concurrency"], f["repeat"]) for f in record.further}
+    after = {(f["workload"]["name"], f["concurrency"], f["repeat"]) for f in record.after_ladder}
     return set(record.ladder) <= {point.concurrency for point in record.points} and after <= here
 
 
