@@ -46,7 +46,8 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
         record = _new(settings, context, devices, fingerprint, of)
     elif record.ladder != ladder:
         record = msgspec.structs.replace(record, ladder=ladder)
-    record = msgspec.structs.replace(record, after_ladder=further_of(workload, ladder, context.get("further") or {}))
+    further = further_of(workload, ladder, context["further"]) if context.get("further") else []
+    record = msgspec.structs.replace(record, after_ladder=further)
     if record.outcome == "failed" and not (record.complete and context.get("keep_failed")):
         # Tried again: what a failed try has measured stays, its failure does not.
         record = msgspec.structs.replace(record, outcome="skipped", failure=None, complete=False)
