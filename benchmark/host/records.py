@@ -60,7 +60,8 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
     elif record.ladder != ladder:
         # What was left out was left for the other ladder's sake.
         record = msgspec.structs.replace(record, ladder=ladder, left=None)
-    record = msgspec.structs.replace(record, after_ladder=further_of(workload, ladder, context.get("further") or {}))
+    further = further_of(workload, ladder, context["further"]) if context.get("further") else []
+    record = msgspec.structs.replace(record, after_ladder=further)
     if record.outcome == "failed":
         # Tried again: what a failed try has measured stays, its failure does not.
         outcome = "measured" if record.points else "skipped"
