@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # What a sweep is told: here to try also what the plan says will not fit, so that a newcomer sees a failure named.
-SWEEP ?= -e plan=off
+SWEEP ?= --confidence quick -e plan=off
 
 .PHONY: sweep test test-hosts test-install lint clean format lock
 

@@ -58,6 +58,10 @@ def sweep(
     configurations: Annotated[list[str] | None, typer.Argument(help="Which; all of the catalogue without.")] = None,
     concurrencies: Annotated[str | None, typer.Option(help="The ladder, such as 1,8,64.")] = None,
     workload: Annotated[str | None, typer.Option(help="A shipped workload: quick, chat, long_prompt, prose.")] = None,
+    confidence: Annotated[str | None, typer.Option(help="full, or quick: one start each, no close calls.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Minutes; what does not fit is deferred.")] = None,
+    objective: Annotated[str | None, typer.Option(help="What wins: peak, throughput@64, single_stream, ...")] = None,
+    retry: Annotated[str | None, typer.Option(help="Measured again: may_pass, failed, all or none.")] = None,
     after: Annotated[str | None, typer.Option(help="What runs afterwards: previous, winner or stopped.")] = None,
     interrupt: Yes = False,
     inventory: Inventory = None,
@@ -73,6 +77,10 @@ def sweep(
         ("configs", ",".join(configurations or [])),
         ("concurrencies", concurrencies),
         ("workload", workload),
+        ("confidence", confidence),
+        ("budget", budget),
+        ("objective", objective),
+        ("retry", retry),
         ("after", after),
         ("interrupt", interrupt or None),
     ):
@@ -95,6 +103,24 @@ def deploy(
     if interrupt:
         variables["interrupt"] = True
     _play("deploy.yml", inventory, limit, variables, ("--check", "--diff") if check else ())
+
+
+@application.command()
+def promote(
+    configuration: Annotated[str | None, typer.Argument(help="A configuration; the campaign's winner without.")] = None,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Bring back what served before.")] = False,
+    interrupt: Yes = False,
+    inventory: Inventory = None,
+    limit: Limit = None,
+    extra: Variables = None,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
+) -> None:
+    """Put the winner into service for good: enabled, restarted on failure."""
+    variables = _variables(extra)
+    for name, value in (("config", configuration), ("rollback", rollback), ("interrupt", interrupt)):
+        if value:
+            variables[name] = value
+    _play("playbooks/promote.yml", inventory, limit, variables, ("--check", "--diff") if check else ())
 
 
 @application.command()

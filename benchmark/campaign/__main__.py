@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,11 @@ from typing import Any
 
 from ..engine.configuration import fingerprint
 from . import record as rec
-from .decide import decide
+from . import turns
+from .foreseen import foreseen_lines
+from .judged import decided, winner_on, written
+from .objectives import ObjectiveError
+from .schedule import Turn
 from .store import MOST_BYTES, Campaign, StoreError
 
 
@@ -20,16 +25,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         campaign = Campaign(options.campaigns, options.campaign)
         answer = _VERBS[options.verb](campaign, options)
-    except (StoreError, rec.RecordError) as error:
+    except (StoreError, rec.RecordError, turns.SweepError, ObjectiveError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     sys.stdout.write(json.dumps(answer, sort_keys=True) + "\n")
     return 0
 
 
+def _foresee(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
+    """What a sweep would do, from what it is asked for on standard input; writes nothing."""
+    sweep = turns.asked_for(_standard_input().encode())
+    return _foreseen(campaign, sweep, now())
+
+
+def _foreseen(campaign: Campaign, sweep: turns.HostSweep, at: dt.datetime) -> dict[str, Any]:
+    records = campaign.all_records()
+    sweep = turns.opened(sweep, records, at)
+    found = turns.look(sweep, records, at)
+    return {
+        "most": turns.most_turns(sweep),
+        "order": [_brief(turn) for turn in found.turns],
+        "minutes": found.minutes_left,
+        "kept": turns.kept(sweep, records),
+        "otherwise": turns.measured_otherwise(sweep, records),
+        "skipped": found.skipped,
+        "lines": foreseen_lines(sweep, records, found),
+    }
+
+
+def _brief(turn: Turn) -> dict[str, Any]:
+    return {"configuration": turn.configuration, "start_number": turn.start_number, "minutes": turn.minutes}
+
+
 def _open(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
-    campaign.open(json.loads(_standard_input()))
-    return {"folder": str(campaign.folder)}
+    """Begin a sweep of one host: note what it is, keep the records of what is rejected; answers what is foreseen."""
+    said = json.loads(_standard_input())
+    about = said.pop("about")
+    sweep, at = turns.asked_for(json.dumps(said).encode()), now()
+    names = [entry["name"] for entry in sweep.plan]
+    asked = {"objective": sweep.asked.objective, "confidence": sweep.asked.confidence}
+    campaign.open(about | asked | {"configurations": names, "host": sweep.host})
+    for entry in sweep.plan:
+        if entry["verdict"] == "rejected":
+            campaign.put(rejected_record(entry, about, sweep))
+    with campaign.locked():
+        campaign.keep_sweep(turns.opened(sweep, campaign.all_records(), at))
+    return _foreseen(campaign, sweep, at) | {"folder": str(campaign.folder)}
+
+
+def _next(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
+    """Hand out the next start of a host's sweep; an empty one when there is none."""
+    with campaign.locked():
+        sweep, records = campaign.sweep(options.host), campaign.all_records()
+        found = turns.look(sweep, records, now())
+        turn = turns.told(sweep, records, found.turns[0]) if found.turns else {}
+        campaign.keep_sweep(turns.taken(sweep, found))
+    return {"turn": turn, "coming": [_brief(turn) for turn in found.turns], "minutes": found.minutes_left}
 
 
 def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
@@ -44,61 +95,59 @@ def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     return {"folder": str(folder), "missing": missing}
 
 
-def _reject(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
-    """Keep the record of a configuration that never touched the host."""
-    said = json.loads(_standard_input())
-    record = rejected_record(said, options.host)
-    return {"folder": str(campaign.put(record)), "missing": []}
-
-
-def rejected_record(said: dict[str, Any], host: str) -> rec.Record:
-    from ..host.records import now
-
-    configuration = said["configuration"]
+def rejected_record(entry: dict[str, Any], about: dict[str, Any], sweep: turns.HostSweep) -> rec.Record:
+    """The record of a configuration that never touches the host."""
+    configuration, said = entry["configuration"], entry.get("plan") or {}
     known = {key: configuration.get(key) for key in ("name", "description", "against", "hypothesis", "engine")}
-    of = {key: said[key] for key in ("engine", "model", "workload")} | {"configuration": known, "rejected": True}
-    rules = [rule for rule in said["plan"].get("rules", []) if rule.get("severity") == "reject"]
+    of = {key: about[key] for key in ("engine", "model", "workload")} | {"configuration": known, "rejected": True}
+    rules = [rule for rule in said.get("rules", []) if rule.get("severity") == "reject"]
     first = rules[0] if rules else {}
+    stamp = now().isoformat(timespec="seconds").replace("+00:00", "Z")
     return rec.Record(
         fingerprint=fingerprint(of),
         fingerprint_of=of,
-        created_at=now(),
-        updated_at=now(),
+        created_at=stamp,
+        updated_at=stamp,
         configuration=rec.Configuration(
             **known, environment={key: str(value) for key, value in configuration["environment"].items()}
         ),
-        host=rec.Host(name=host),
-        engine=rec.Engine(**said["engine"]),
-        model=rec.Model(**said["model"]),
-        workload=said["workload"] if isinstance(said["workload"], dict) else {"name": said["workload"]},
-        ladder=[int(rung) for rung in said["ladder"]],
+        host=rec.Host(name=sweep.host),
+        engine=rec.Engine(**about["engine"]),
+        model=rec.Model(**about["model"]),
+        workload=about["workload"] if isinstance(about["workload"], dict) else {"name": about["workload"]},
+        ladder=sweep.asked.ladder,
         outcome="rejected",
         complete=True,
         failure=rec.Failure(
             kind=first.get("rule", "will_not_fit"),
             stage="check" if rules else "plan",
-            sentence=first.get("sentence") or said["sentence"],
+            sentence=first.get("sentence") or entry["sentence"],
             evidence=[first["engine_message"]] if first.get("engine_message") else [],
             advice=first.get("advice", ""),
         ),
-        plan=said["plan"],
+        plan=said,
     )
 
 
 def _report(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     """Write the report from what is there; answers the decision in a few words."""
-    from ..report import write_report
-
     with campaign.locked():
-        records = campaign.records()
-        decision = decide(records) | {"name": campaign.name}
-        campaign.write(
-            campaign.folder / "decision.json", json.dumps(decision, indent=1, sort_keys=True).encode() + b"\n"
-        )
-        paths = write_report(campaign.folder, campaign.about(), records, decision)
-    here = [row for row in decision["ranking"] if row["host"] == options.host or not options.host]
-    winner = next((row["configuration"] for row in here if row["peak"]), None)
-    return {"folder": str(campaign.folder), "winner": winner, "report": {key: str(path) for key, path in paths.items()}}
+        decision, paths = written(campaign)
+    return {
+        "folder": str(campaign.folder),
+        "winner": winner_on(decision, options.host),
+        "report": {key: str(path) for key, path in paths.items()},
+    }
+
+
+def _winner(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
+    """The configuration to put into service on a host, by the decision as it stands."""
+    decision = decided(campaign)
+    return {"winner": winner_on(decision, options.host), "sentence": (decision["winner"] or {}).get("sentence")}
+
+
+def now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
 
 
 def _standard_input() -> str:
@@ -108,7 +157,14 @@ def _standard_input() -> str:
     return text
 
 
-_VERBS = {"open": _open, "put": _put, "reject": _reject, "report": _report}
+_VERBS = {
+    "foresee": _foresee,
+    "open": _open,
+    "next": _next,
+    "put": _put,
+    "report": _report,
+    "winner": _winner,
+}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
-from ..report import write_report
 from ..report.compare import SideError, compare, read_side
 from ..report.tables import comparison_text, terminal_table
-from .decide import decide
+from .judged import decided, written
 from .playbooks import NoProject, command_line, run_plain, run_watched
-from .progress import LiveView, PlainView
+from .progress import LiveView, PlainView, View
 from .record import Record, RecordError
 from .store import Campaign, StoreError
 from .sweep import Sweep
+from .turns import SweepError
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 _WIDTH = 100
+_ANSWER_SECONDS = 60
+"""Less than a host waits for its controller before it takes itself back."""
 
 
 def sweep_command(
@@ -36,8 +40,8 @@ def sweep_command(
     """
     out = Console(stderr=True) if as_json else console
     fold = Sweep()
-    stopping = _Interrupts(out)
     view = LiveView(out) if out.is_terminal else PlainView(out)
+    stopping = _Interrupts(out, view)
     arguments = command_line(inventory, limit, variables)
     try:
         with stopping, view:
@@ -68,12 +72,11 @@ def report_command(folder: Path, console: Console) -> int:
     campaign = Campaign(folder.parent, folder.name)
     try:
         with campaign.locked():
-            records = campaign.records()
-            if not records:
+            if not campaign.records():
                 console.print(f"There are no records below {folder}.", style="red", highlight=False)
                 return _USAGE
-            write_report(campaign.folder, campaign.about(), records, decide(records) | {"name": campaign.name})
-    except (StoreError, RecordError) as error:
+            written(campaign)
+    except (StoreError, RecordError, SweepError) as error:
         console.print(str(error), style="red", highlight=False)
         return _FAILED
     return _show(folder, console)
@@ -95,8 +98,9 @@ def compare_command(before: str, after: str, console: Console) -> int:
 
 
 def _show(folder: Path, console: Console, *, as_json: bool = False) -> int:
-    records = Campaign(folder.parent, folder.name).records()
-    decision = decide(records) | {"name": folder.name}
+    campaign = Campaign(folder.parent, folder.name)
+    records = campaign.records()
+    decision = decided(campaign, records)
     if as_json:
         sys.stdout.write(json.dumps(decision, indent=1, sort_keys=True) + "\n")
         return _OK
@@ -116,19 +120,29 @@ def _ending(folder: Path, records: list[Record], decision: dict[str, Any]) -> st
     lines.append(f"Winner: {winner['sentence']}" if winner else "No winner: no configuration has a valid point.")
     lines.append(f"Report: {folder / 'report.html'}")
     if winner:
-        lines.append("Next:")
-        lines.append(f"  shardsweep deploy {winner['configuration']}")
-        lines.append(f"  shardsweep report {folder}")
-        lines.append("  shardsweep sweep --concurrencies 1,8,64,256 --workload chat")
+        lines += ["Next:", *(f"  {command}" for command in _next_commands(winner, decision, records))]
     return "\n".join(lines)
 
 
-class _Interrupts:
-    """Ctrl-C ends the sweep in order; a second one within its course is left to the terminal."""
+def _next_commands(winner: dict[str, Any], decision: dict[str, Any], records: list[Record]) -> list[str]:
+    """The three commands that one may want now."""
+    failed = any(record.outcome == "failed" for record in records)
+    if decision["more_starts"]:
+        second = "shardsweep sweep --confidence full"
+    else:
+        second = "shardsweep sweep --retry failed" if failed else "shardsweep sweep --retry all"
+    # Numbers of the simulated engine's quick workload are for looking around.
+    quick = any(record.workload.get("name") == "quick" for record in records)
+    third = "shardsweep sweep --workload chat --concurrencies 1,8,64,256" if quick else "shardsweep plan --search"
+    return [f"shardsweep promote {winner['configuration']}", second, third]
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._asked = threading.Event()
+
+class _Interrupts:
+    """Ctrl-C: at a terminal it asks once whether to stop, elsewhere it stops. Ending is in order either way."""
+
+    def __init__(self, console: Console, view: View) -> None:
+        self._console, self._view = console, view
+        self._pressed, self._stop = threading.Event(), threading.Event()
         self._before: Any = None
 
     def __enter__(self) -> _Interrupts:
@@ -139,7 +153,34 @@ class _Interrupts:
         signal.signal(signal.SIGINT, self._before)
 
     def asked(self) -> bool:
-        return self._asked.is_set()
+        """Whether to stop; called between two events, so that the question does not come amidst one."""
+        if self._pressed.is_set() and not self._stop.is_set():
+            self._pressed.clear()
+            if not self._console.is_terminal or self._confirmed():
+                self._stop.set()
+        return self._stop.is_set()
+
+    def _confirmed(self) -> bool:
+        with self._view.paused():
+            self._console.print(
+                "Stop the sweep? What was measured is kept, and the host is given back. [y/N, or Ctrl-C again] ",
+                end="",
+                markup=False,
+                highlight=False,
+            )
+            answer = _line_within(_ANSWER_SECONDS, self._pressed)
+        return answer is None or answer.strip().lower() in ("y", "yes")
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked.set()
+        self._pressed.set()
+
+
+def _line_within(seconds: float, pressed: threading.Event) -> str | None:
+    """A line from the terminal; empty after so many seconds, None if Ctrl-C was pressed meanwhile."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if pressed.is_set():
+            return None
+        if select.select([sys.stdin], [], [], 0.1)[0]:
+            return sys.stdin.readline()
+    return ""

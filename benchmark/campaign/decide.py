@@ -127,6 +127,8 @@ def complexity(found: Starts, groups: Sequence[Starts]) -> int:
         walked.add(root.name)
         above = next((other for other in groups if other.key == (found.host, against)), None)
         if above is None:
+            # What it extends was not measured here: the host's baseline is.
+            root = next((g for g in groups if g.host == found.host and not g.newest.configuration.against), found)
             break
         root = above
     mine, theirs = (
@@ -149,7 +151,8 @@ def _winner_sentence(
     if verdict == "only":
         return f"{sentence}; nothing else was measured."
     if verdict == "tie" and chosen is not first:
-        return f"{sentence}; {listed(close)} are within 2 %, and this one differs least from the baseline."
+        are = "is" if len(close) == 1 else "are"
+        return f"{sentence}; {listed(close)} {are} within 2 %, and this one differs least from the baseline."
     if close:
         reach = max(c.effect.detectable(c.level) for c in compared if c.verdict != "better")
         fewest = min(min(c.effect.starts) for c in compared if c.verdict != "better")

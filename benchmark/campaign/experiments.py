@@ -35,6 +35,10 @@ _UP = r"\b(rais|ris|rose|fast|high|more|better|improv|gain|increas|grow|quick|wi
 _DOWN = r"\b(lower|slow|less|fall|fell|drop|worse|decreas|shrink|cost)"
 # "no slower" claims neither; "without all-reduces a stream is faster" does.
 _NOT = rf"\b(no|not|never|neither|nor)\W+(?:\w+\W+)?(?:{_UP}|{_DOWN})"
+# Of nothing in particular: "batches of 256 launch every kernel by hand and are slower" speaks of the total.
+_FASTER, _SLOWER = r"\b(fast|quick)", r"\bslow"
+_SAME = r"\bnothing changes\b|\bchanges? (nothing|no)\b|\bno (change|difference|effect)\b|\bthe same\b|\bunchanged\b"
+_CLAUSES = r"[;,.:]|\band\b(?!\s*\d)|\bbut\b|\bso\b|\bwhile\b|\bbecause\b"
 
 
 @dataclass(frozen=True)
@@ -42,24 +46,31 @@ class Claim:
     """What a hypothesis says of one objective."""
 
     objective: str
-    better: bool
+    better: bool | None
+    """None: that it stays as it is."""
 
 
 def claims(hypothesis: str | None) -> list[Claim]:
     """What a hypothesis claims, read clause by clause; that the peak is higher if nothing else can be read.
 
-    "A single stream is faster; the total is lower" claims a better single stream and a worse peak.
+    "A single stream is faster; the total is lower" claims a better single stream and a worse peak. A clause that is
+    faster or slower and names no subject speaks of the total.
     """
+    text = (hypothesis or "").lower()
     found: dict[str, Claim] = {}
-    for clause in re.split(r"[;,.:]|\band\b|\bbut\b|\bso\b|\bwhile\b|\bbecause\b", (hypothesis or "").lower()):
+    for clause in re.split(_CLAUSES, text):
         subject = next((name for name, words in _SUBJECTS if re.search(words, clause)), None)
         up, down = re.search(_UP, clause), re.search(_DOWN, clause)
+        if subject is None and bool(re.search(_FASTER, clause)) != bool(re.search(_SLOWER, clause)):
+            subject, up, down = "peak", re.search(_FASTER, clause), re.search(_SLOWER, clause)
         if subject is None or bool(up) == bool(down) or re.search(_NOT, clause):
             continue
         # Of a time, lower is better.
         better = bool(up) if subject != "ttft" else bool(down) or "fast" in clause
         found.setdefault(subject, Claim(subject, better))
-    return list(found.values()) or [Claim("peak", True)]
+    if found:
+        return list(found.values())
+    return [Claim("peak", None if re.search(_SAME, text) else True)]
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,9 @@ def experiments(groups: Sequence[Starts], objectives: Sequence[Objective]) -> li
     judged: dict[tuple[str, str], dict[str, Comparison]] = {}
     for by in objectives:
         noise = pooled_noise(found.logs(by) for found in groups)
-        for comparison in compare(pairs, by, noise):
+        # Where a ladder was left early its best rung is not known, so there is nothing to compare with.
+        known = [pair for pair in pairs if by.concurrency is not None or not any(side.cut_short for side in pair)]
+        for comparison in compare(known, by, noise):
             judged.setdefault(comparison.ours.key, {})[by.name] = comparison
     return [_experiment(ours, theirs, judged.get(ours.key, {})) for ours, theirs in held]
 
@@ -226,7 +239,8 @@ def _effect(comparison: Comparison) -> dict[str, Any]:
 def judge(said: Iterable[Claim], by_objective: Mapping[str, Comparison]) -> tuple[str, int | None]:
     """(verdict, further starts of each side that should settle it): all claims must hold, and one that fails refutes.
 
-    A claim fails when its interval leaves no room for more than 2 % in the claimed direction.
+    A claim fails when its interval leaves no room for more than 2 % in the claimed direction; that something stays as
+    it is fails when it does not, and holds when it is a tie.
     """
     verdicts, wanted = [], []
     for claim in said:
@@ -235,6 +249,12 @@ def judge(said: Iterable[Claim], by_objective: Mapping[str, Comparison]) -> tupl
             verdicts.append("undecided")
             continue
         low, high = comparison.interval
+        if claim.better is None:
+            seen = comparison.verdict
+            verdicts.append({"tie": "supported", "undecided": "undecided"}.get(seen, "refuted"))
+            if seen == "undecided":
+                wanted.append(comparison.more_starts)
+            continue
         # Turned so that the claimed direction is up.
         if claim.better != comparison.by.more_is_better:
             low, high = 1 / high, 1 / low
@@ -259,6 +279,9 @@ def _sentence(ours: Starts, theirs: Starts, found: Mapping[str, Any], by_objecti
         if not side.measured:
             why = side.newest.outcome if side.newest.outcome != "measured" else "without a valid point"
             return f"{sentence} {side.name} was {why}, so there is no effect to see."
+    for side in (ours, theirs):
+        if side.cut_short:
+            sentence += f" The ladder of {side.name} was left early: {side.cut_short.reason}"
     if not by_objective:
         return f"{sentence} No objective was measured on both sides."
     effects = [f"{name.replace('_', ' ')} {_told(c)}" for name, c in by_objective.items()]

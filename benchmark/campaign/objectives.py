@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .record import Point, Record
+from .record import Left, Point, Record
 
 _NOT_AN_INPUT = {"start", "start_number", "repeat", "replicate", "attempt"}
 CHOOSING_STARTS = 2
@@ -164,6 +164,12 @@ class Starts:
         return self.measured[0] if self.measured else self.newest
 
     @property
+    def cut_short(self) -> Left | None:
+        """The rungs that were left because they could not have won; one of them may be this configuration's best."""
+        left = self.shown.left
+        return left if left and left.may_be_best else None
+
+    @property
     def failures(self) -> tuple[Record, ...]:
         return tuple(r for r in self.records if r.outcome == "failed")
 
@@ -238,7 +244,9 @@ def _points(record: Record, by: Objective) -> list[Point]:
     Goodput comes from open loops, everything else from closed ones. Prefill and its TTFT come from the workloads with
     long prompts, of which there may be one beside the record's own; what is left from the record's own.
     """
-    works = {work.get("name"): work for work in (record.workload, *(f.get("workload", {}) for f in record.further))}
+    works = {
+        work.get("name"): work for work in (record.workload, *(f.get("workload", {}) for f in record.after_ladder))
+    }
     if by.name == GOODPUT.name:
         return [p for p in record.points if p.valid and p.rate is not None]
     points = record.ladder_points

@@ -34,6 +34,8 @@ def why(found: Starts, won: Starts | None, winner: Mapping[str, Any] | None, by:
         starts = min(len(found.values(by)), winner["starts"])
         told = "one start" if starts == 1 else f"{starts} starts"
         return f"{ratio - 1:+.1%} against the winner, which {told} cannot tell apart from noise."
+    if found.cut_short and by is PEAK:
+        return f"Left early: {found.cut_short.reason}"
     cause = " ".join(_causes(found, won)) if by is PEAK and found.host == won.host else ""
     what = "the winner's peak" if by is PEAK else "the winner"
     return f"{ratio - 1:+.0%} against {what}.{' ' + cause if cause else ''}"

@@ -6,6 +6,7 @@ derived again. Times are seconds, sizes are bytes, rates are per second; dates a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -48,6 +49,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     repeat: int = 1
     started_at: str
+    engine_started_at: str | None = None
+    """`Start.started_at` of the engine start that this point was measured on."""
     duration_seconds: float
     """From the first request sent to the last answer complete."""
     window_seconds: float
@@ -132,6 +135,15 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """NCCL's choice -> channels, such as {"P2P/CUMEM": 16}."""
 
 
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """Rungs of the ladder that were not measured, because a measurement says what they would bring."""
+
+    rungs: list[int]
+    reason: str
+    may_be_best: bool = True
+    """Whether one of them may be the configuration's own best; not where a lower rung failed."""
+
+
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str = ""
@@ -184,13 +196,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     workload: dict[str, Any] = {}
     ladder: list[int] = []
-    further: list[dict[str, Any]] = []
+    after_ladder: list[dict[str, Any]] = []
     """Points that follow the ladder on the same start (load/further.py): {"workload", "concurrency", "repeat"}."""
     outcome: Outcome
     complete: bool = False
     """Every rung of the ladder was measured, or the outcome is final."""
     failure: Failure | None = None
     start: Start | None = None
+    """The engine's last start that this record knows of."""
+    earlier_starts: list[Start] = []
+    """Starts before it that some of the points were measured on: of a sweep that was cut off and went on later."""
+    left: Left | None = None
+    """Rungs that were left out on purpose."""
     plan: dict[str, Any] = {}
     """What was predicted before the start."""
     points: list[Point] = []
@@ -199,6 +216,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: dict[str, Any] = {}
     """How the newest start was warmed up: seconds of each pass, whether the last two agreed, the probe."""
     tools_version: str = ""
+    further: dict[str, Any] = {}
+    """Keys that this version does not know; they are written back as they were read."""
+
+    @property
+    def folder_name(self) -> str:
+        """Where the record is kept, below its configuration's folder."""
+        return folder_name(self.fingerprint, self.start_number)
 
     @property
     def simulated(self) -> bool:
@@ -219,14 +243,26 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         own = self.workload.get("name")
         return [p for p in self.points if own is None or p.workload == own]
 
+    def covers(self, ladder: Iterable[int]) -> bool:
+        """Whether each of these rungs has a point, or was left out on purpose."""
+        known = {point.concurrency for point in self.ladder_points}
+        return set(ladder) <= known.union(self.left.rungs if self.left else ())
 
+
+def folder_name(fingerprint: str, start_number: int) -> str:
+    """The first start is kept under the fingerprint alone, the second under `FINGERPRINT-s2`."""
+    return fingerprint if start_number == 1 else f"{fingerprint}-s{start_number}"
+
+
+_KNOWN = tuple(name for name in Record.__struct_fields__ if name != "further")
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Record)
 
 
 def dump(record: Record) -> bytes:
     """The record as indented JSON, keys of mappings sorted, one trailing newline."""
-    return msgspec.json.format(_encoder.encode(record), indent=1) + b"\n"
+    known = {name: msgspec.Raw(_encoder.encode(getattr(record, name))) for name in _KNOWN}
+    return msgspec.json.format(msgspec.json.encode(known | record.further), indent=1) + b"\n"
 
 
 def load(text: bytes | str, where: str = "record") -> Record:
@@ -245,7 +281,11 @@ def load(text: bytes | str, where: str = "record") -> Record:
             "Upgrade Shardsweep, or measure again."
         )
     try:
-        return _decoder.decode(text)
+        record = _decoder.decode(text)
+        parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        if further := {name: msgspec.json.decode(raw) for name, raw in parts.items() if name not in _KNOWN}:
+            record = msgspec.structs.replace(record, further=further)
+        return record
     except msgspec.MsgspecError as error:
         raise RecordError(f"{where} is not a record of schema version {version}: {error}") from error
 

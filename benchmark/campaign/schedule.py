@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..engine.share import baseline_of
 from .objectives import CHOOSING_STARTS, PEAK, Objective, Starts, group, ranking_starts
 from .record import Record
 from .search import Candidate, Outlook, family_of, outlook
@@ -74,19 +74,6 @@ class Cost:
     sentence: str
 
 
-def baseline_of(configurations: Iterable[Mapping[str, Any]]) -> str | None:
-    """The root that most others are held against, by one step or several; the first if none is."""
-    parents = {str(c["name"]): c.get("against") for c in configurations}
-    counted: Counter[str] = Counter()
-    for name in parents:
-        root, walked = name, set()
-        while (above := parents.get(root)) in parents and above not in walked:
-            walked.add(root)
-            root = str(above)
-        counted[root] += 1
-    return max(counted, key=lambda name: counted[name]) if counted else None
-
-
 def next_turns(
     plan: Plan, records: Sequence[Record], settings: Settings, spent_minutes: float | None = None
 ) -> list[Turn]:
@@ -132,23 +119,17 @@ def cost(plan: Plan, settings: Settings) -> Cost:
     tried = len(state.candidates)
     minutes = tried * state.whole
     if settings.confidence == "quick" or not tried:
-        sentence = f"{tried} starts, about {_time(minutes)}; close calls are not decided (confidence=quick)."
+        sentence = f"{tried} starts, about {minutes_told(minutes)}; close calls are not decided (confidence=quick)."
         return Cost(tried, minutes, sentence)
     repeats = max(settings.baseline_starts - 1, 0) + min(settings.finalists, tried) + 1
     most = repeats + (settings.looks - 1) * (min(settings.finalists, tried) + 1)
     minutes += most * state.again
     sentence = (
-        f"{tried + most} starts, about {_time(minutes)}: {tried} to see each once, {settings.baseline_starts - 1} more "
-        f"of the baseline and up to {most - settings.baseline_starts + 1} of finalists. confidence=quick takes {tried}."
+        f"{tried + most} starts, about {minutes_told(minutes)}: {tried} to see each once, "
+        f"{settings.baseline_starts - 1} more of the baseline and "
+        f"up to {most - settings.baseline_starts + 1} of finalists. confidence=quick takes {tried}."
     )
     return Cost(tried + most, minutes, sentence)
-
-
-def share(names: Sequence[str], hosts: Sequence[str], baseline: str | None) -> dict[str, list[str]]:
-    """Split configurations over alike hosts: each once, the baseline on every host, in the order given."""
-    rest = [name for name in names if name != baseline]
-    own = [baseline] if baseline in names else []
-    return {host: [*own, *rest[place :: len(hosts)]] for place, host in enumerate(hosts)}
 
 
 class _State:
@@ -186,10 +167,15 @@ class _State:
                 "baseline" if o.name == self.baseline else "explore",
                 tuple(self.settings.ladder),
                 self.whole,
-                "The baseline, first." if o.name == self.baseline else f"Chance to be the best so far: {o.chance:.0%}.",
+                "The baseline, first." if o.name == self.baseline else self._promise(o),
             )
             for o in order
         ]
+
+    def _promise(self, found: Outlook) -> str:
+        if not self.seen:
+            return "In the plan's order."
+        return f"Chance to beat the best so far: {found.chance:.0%}."
 
     def with_repeats(self, turns: list[Turn]) -> list[Turn]:
         """Put the baseline's further starts half-way and last, and the finalists' second starts between."""
@@ -331,5 +317,8 @@ def _minutes(record: Record, start_minutes: float) -> float:
     return ready + sum(p.duration_seconds for p in record.points) / 60
 
 
-def _time(minutes: float) -> str:
+def minutes_told(minutes: float) -> str:
+    """As a person says it: seconds below two minutes, hours from two on."""
+    if minutes < 2:
+        return f"{minutes * 60:.0f} seconds"
     return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"

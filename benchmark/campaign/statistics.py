@@ -239,16 +239,3 @@ def drift(hours: Sequence[float], logs: Sequence[float], noise: Noise) -> Drift 
     slope = math.fsum((x - middle) * (y - mean) for x, y in zip(hours, logs, strict=True)) / spread
     half = t_point(ERROR, noise.degrees) * noise.deviation / math.sqrt(spread)
     return Drift(slope, slope - half, slope + half, max(hours) - min(hours))
-
-
-def holm(tails: list[float], error: float) -> list[bool]:
-    """Which of several differences are real, so that the chance of naming any false one is at most `error`.
-
-    The smallest chance must be below error / n, the next below error / (n - 1), and so on until one is not.
-    """
-    real = [False] * len(tails)
-    for place, index in enumerate(sorted(range(len(tails)), key=lambda i: tails[i])):
-        if tails[index] > error / (len(tails) - place):
-            break
-        real[index] = True
-    return real

@@ -1,7 +1,9 @@
 """The campaign folder on the controller: records, raw requests, and what is written from them.
 
-    campaigns/NAME/campaign.json  report.html report.md results.csv
+    campaigns/NAME/campaign.json  decision.json  report.html  report.md  results.csv
+    campaigns/NAME/HOST/sweep.json
     campaigns/NAME/HOST/CONFIG/FINGERPRINT/record.json  requests-WORKLOAD-c064.jsonl.zst
+    campaigns/NAME/HOST/CONFIG/FINGERPRINT-s2/...  the second engine start
 
 A file is written whole, flushed to disk and moved into place; nothing of another fingerprint is ever overwritten.
 """
@@ -20,6 +22,7 @@ from typing import Any
 import msgspec
 
 from . import record as rec
+from .turns import HostSweep, asked_for
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MOST_BYTES = 64 << 20
@@ -61,31 +64,65 @@ class Campaign:
         for part in (record.host.name, record.configuration.name, record.fingerprint):
             if not _NAME.fullmatch(part):
                 raise StoreError(f"The record of '{record.configuration.name}' has a part that is no name: '{part}'.")
-        folder = self.folder / record.host.name / record.configuration.name / record.fingerprint
+        folder = self.folder_of(record)
         with self.locked():
             self.write(folder / "record.json", rec.dump(record))
         return folder
 
     def records(self) -> list[rec.Record]:
-        """The newest record of each configuration on each host, in the campaign's order.
+        """All starts of each configuration on each host that share the newest inputs, in the campaign's order.
 
         Raises:
             StoreError: a record cannot be read; it is named, none is lost.
         """
-        newest: dict[tuple[str, str], rec.Record] = {}
+        sets: dict[tuple[str, str], dict[str, list[rec.Record]]] = {}
+        for found in self.all_records():
+            by_fingerprint = sets.setdefault((found.host.name, found.configuration.name), {})
+            by_fingerprint.setdefault(found.fingerprint, []).append(found)
+        newest = [max(found.values(), key=lambda starts: max(r.updated_at for r in starts)) for found in sets.values()]
+        order = {name: place for place, name in enumerate(self.about().get("configurations", []))}
+
+        def place(record: rec.Record) -> tuple[str, int, int]:
+            return record.host.name, order.get(record.configuration.name, len(order)), record.start_number
+
+        return sorted((record for starts in newest for record in starts), key=place)
+
+    def all_records(self) -> list[rec.Record]:
+        """Every record, those of earlier inputs too.
+
+        Raises:
+            StoreError: a record cannot be read; it is named, none is lost.
+        """
+        found = []
         for path in sorted(self.folder.glob("*/*/*/record.json")):
             try:
-                found = rec.load(path.read_bytes(), str(path))
+                found.append(rec.load(path.read_bytes(), str(path)))
             except rec.RecordError as error:
                 raise StoreError(f"{error} Move it away to write the report without it.") from error
-            key = (found.host.name, found.configuration.name)
-            if key not in newest or found.updated_at > newest[key].updated_at:
-                newest[key] = found
-        order = {name: place for place, name in enumerate(self.about().get("configurations", []))}
-        return sorted(newest.values(), key=lambda r: (r.host.name, order.get(r.configuration.name, len(order))))
+        return found
 
     def folder_of(self, record: rec.Record) -> Path:
-        return self.folder / record.host.name / record.configuration.name / record.fingerprint
+        return self.folder / record.host.name / record.configuration.name / record.folder_name
+
+    def sweeps(self) -> list[HostSweep]:
+        """The last sweep of each host, as far as it has come."""
+        return [asked_for(path.read_bytes()) for path in sorted(self.folder.glob("*/sweep.json"))]
+
+    def sweep(self, host: str) -> HostSweep:
+        """The sweep of one host.
+
+        Raises:
+            StoreError: none was opened.
+        """
+        path = self.folder / host / "sweep.json"
+        if not path.exists():
+            raise StoreError(f"There is no sweep of {host} at {path}; open it first.")
+        return asked_for(path.read_bytes())
+
+    def keep_sweep(self, sweep: HostSweep) -> None:
+        if not _NAME.fullmatch(sweep.host):
+            raise StoreError(f"'{sweep.host}' is no host's name.")
+        self.write(self.folder / sweep.host / "sweep.json", _json(sweep))
 
     def write(self, path: Path, content: bytes) -> None:
         """Write a file whole or not at all, flushed to disk.

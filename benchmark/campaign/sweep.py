@@ -9,18 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _WORTH_A_LINE_SECONDS = 15
-_ENDED = ("measured", "failed", "rejected", "known")
+_ENDED = ("measured", "failed", "rejected", "deferred", "known")
 
 
 @dataclass
 class Turn:
-    """One configuration's turn on one host."""
+    """One configuration on one host, and the engine start of it that is under way or was last."""
 
     name: str
     host: str
     rungs: list[int]
     state: str = "waiting"
-    """waiting, opening, stopping, starting, measuring, measured, failed, rejected, known (measured before)."""
+    """waiting, opening, stopping, starting, measuring, measured, failed, rejected, deferred (by the budget), known
+    (measured before)."""
+    start_number: int = 1
     detail: str = ""
     done: list[int] = field(default_factory=list)
     began_at: float | None = None
@@ -42,6 +44,8 @@ class Event:
 
     text: str
     turn: Turn | None = None
+    plan: bool = False
+    """A line of the plan: shown before anything happens, by the live view too."""
 
 
 class Sweep:
@@ -55,6 +59,9 @@ class Sweep:
         self.installing = False
         self.tokens: dict[str, str] = {}
         """host -> the token that this sweep holds it with."""
+        self.foreseen: set[str] = set()
+        self._left: dict[str, tuple[float, float]] = {}
+        """host -> (seconds left, told when)."""
         self._clock = clock
         self._current: dict[str, str] = {}
 
@@ -83,22 +90,9 @@ class Sweep:
         return [turn for turn in self.turns.values() if turn.over]
 
     def seconds_left(self) -> float | None:
-        """From the turns that ran: None before the first is over."""
-        spent = [
-            turn.ended_at - turn.began_at
-            for turn in self.turns.values()
-            if turn.state == "measured" and turn.began_at and turn.ended_at
-        ]
-        if not spent:
-            return None
-        each = sum(spent) / len(spent)
-        left = 0.0
-        for turn in self.turns.values():
-            if turn.state == "waiting":
-                left += each
-            elif not turn.over and turn.began_at:
-                left += max(0.0, each - (self._clock() - turn.began_at))
-        return left / max(1, len({turn.host for turn in self.turns.values()}))
+        """Until the last host is through, by what the schedule foresees; None before it was asked."""
+        now = self._clock()
+        return max((max(0.0, left - (now - told)) for left, told in self._left.values()), default=None)
 
     def best(self) -> Turn | None:
         return max((turn for turn in self.turns.values() if turn.peak), key=lambda turn: turn.peak or 0, default=None)
@@ -110,16 +104,16 @@ class Sweep:
         facts = result.get("ansible_facts") or {}
         if "sweep_token" in facts:
             self.tokens[host] = str(facts["sweep_token"])
-        if "sglang_sweep_plan" in facts:
-            return self._planned(host, data, facts["sglang_sweep_plan"])
         answer = _answer(result)
         task = str(data.get("task") or "")
         if answer is None:
             return []
         if "Begin |" in task:
             return self._begun(host, task, answer)
-        if "Reject |" in task:
-            return self._rejected(host, task)
+        if "Foresee | what" in task or "Open | write" in task:
+            return self._foreseen(host, answer)
+        if "Next |" in task:
+            return self._next(host, answer)
         if "Switch |" in task or "Point |" in task:
             return self._stepped(host, task, answer)
         if "Record | close" in task:
@@ -138,35 +132,46 @@ class Sweep:
         answer = _answer(result)
         return self._stepped(host, str(data.get("task") or ""), answer) if answer else []
 
-    def _planned(self, host: str, data: Mapping[str, Any], plan: list[Mapping[str, Any]]) -> list[Event]:
-        events = []
-        for entry in plan:
-            turn = Turn(name=entry["name"], host=host, rungs=[])
-            turn.sentence = entry["sentence"]
-            self.turns[host, entry["name"]] = turn
-            verdict = "" if entry["verdict"] == "runs" else f": {entry['verdict']}, {entry['sentence']}"
-            events.append(Event(f"{host}  plan  {entry['name']}{verdict}", turn))
-        return events
+    def _foreseen(self, host: str, answer: Mapping[str, Any]) -> list[Event]:
+        """The plan, told once; when the sweep is opened it may have moved a little."""
+        kept = {row["configuration"]: row for row in answer["kept"]}
+        skipped = {row["configuration"]: row for row in answer["skipped"]}
+        for name in dict.fromkeys([*(row["configuration"] for row in answer["order"]), *kept, *skipped]):
+            turn = self.turns.setdefault((host, name), Turn(name=name, host=host, rungs=[]))
+            if name in kept:
+                turn.state = "failed" if kept[name]["outcome"] == "failed" else "known"
+                turn.sentence = turn.detail = kept[name]["why"]
+            elif name in skipped:
+                turn.state = "rejected" if skipped[name]["chance"] is None else "deferred"
+                turn.sentence = skipped[name]["reason"]
+        self._left[host] = (answer["minutes"] * 60, self._clock())
+        if host in self.foreseen:
+            return []
+        self.foreseen.add(host)
+        return [Event(line, plan=True) for line in answer["lines"]]
+
+    def _next(self, host: str, answer: Mapping[str, Any]) -> list[Event]:
+        self._left[host] = (answer["minutes"] * 60, self._clock())
+        if not answer["turn"]:
+            return []
+        name = answer["turn"]["configuration"]
+        turn = self.turns.setdefault((host, name), Turn(name=name, host=host, rungs=[]))
+        turn.start_number = answer["turn"]["start_number"]
+        return [Event(f"{host}  {_name(turn)}  next: {answer['turn']['sentence']}", turn)]
 
     def _begun(self, host: str, task: str, answer: Mapping[str, Any]) -> list[Event]:
         name = task.rsplit(" ", 1)[-1]
         self._current[host] = name
         turn = self.turns.setdefault((host, name), Turn(name=name, host=host, rungs=[]))
-        turn.began_at = self._clock()
+        turn.began_at, turn.start_number = self._clock(), answer.get("start_number") or 1
         turn.done = list(answer.get("measured") or [])
         turn.rungs = list(answer.get("ladder") or turn.rungs)
         turn.rungs += [int(other["concurrency"]) for other in answer.get("further") or []]
         turn.state = "known" if answer.get("complete") else "opening"
         if turn.state == "known":
             turn.detail = "measured before"
-            return [Event(f"{host}  {name}  measured before, kept", turn)]
+            return [Event(f"{host}  {_name(turn)}  measured before, kept", turn)]
         return []
-
-    def _rejected(self, host: str, task: str) -> list[Event]:
-        name = task.rsplit(" ", 1)[-1]
-        turn = self.turns.setdefault((host, name), Turn(name=name, host=host, rungs=[]))
-        turn.state = "rejected"
-        return [Event(f"{host}  {name}  rejected: {turn.sentence}", turn)]
 
     def _stepped(self, host: str, task: str, answer: Mapping[str, Any]) -> list[Event]:
         turn = self._turn(host)
@@ -192,6 +197,9 @@ class Sweep:
         if answer["phase"] == "failed":
             turn.sentence = str(answer.get("failure") or "")
             return []
+        if answer["phase"] == "left":
+            turn.detail = f"concurrency {rung} left out: {answer.get('reason')}"
+            return [Event(_line(turn), turn)]
         point = answer.get("point") or {}
         turn.done.append(rung)
         rate = point.get("output_tokens_per_second")
@@ -262,5 +270,9 @@ def _progress(rung: int, progress: Mapping[str, Any]) -> str:
     )
 
 
+def _name(turn: Turn) -> str:
+    return turn.name if turn.start_number == 1 else f"{turn.name} start {turn.start_number}"
+
+
 def _line(turn: Turn) -> str:
-    return f"{turn.host}  {turn.name}  {turn.state}" + (f"  {turn.detail}" if turn.detail else "")
+    return f"{turn.host}  {_name(turn)}  {turn.state}" + (f"  {turn.detail}" if turn.detail else "")

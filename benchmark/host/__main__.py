@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ..engine import model_files
-from . import engine_http, gpus, holding, jobs, lease, processes, records
+from . import engine_http, gpus, holding, jobs, lease, processes, promotion, records
 from .managers import manager_for
 from .rollback import restore
 from .services import configuration_of
@@ -133,6 +133,10 @@ def _begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     return records.begin(settings, _standard_input())
 
 
+def _fingerprints(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return {"fingerprints": records.fingerprints(settings, _standard_input()["contexts"])}
+
+
 def _started(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     records.started(settings, options.configuration, options.fingerprint, _standard_input())
     return {"noted": True}
@@ -160,6 +164,26 @@ def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 
 def _finish(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     return records.finish(settings, options.configuration, options.fingerprint)
+
+
+def _promoted(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return promotion.promoted(settings)
+
+
+def _promote_begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return {"before": promotion.prepare(settings, options.configuration, options.fingerprint, options.yields)}
+
+
+def _promote(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return promotion.promote(settings, options.configuration, options.fingerprint, _standard_input()["before"])
+
+
+def _roll_back(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return promotion.roll_back(settings)
+
+
+def _rolled_back(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    return promotion.rolled_back(settings)
 
 
 def _preflight(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -201,6 +225,7 @@ _VERBS = {
     "sweep-end": _sweep_end,
     "guard": _guard,
     "workload": _workload,
+    "fingerprints": _fingerprints,
     "begin": _begin,
     "started": _started,
     "measure": _measure,
@@ -208,6 +233,11 @@ _VERBS = {
     "fail": _fail,
     "finish": _finish,
     "model": _model,
+    "promoted": _promoted,
+    "promote-begin": _promote_begin,
+    "promote": _promote,
+    "roll-back": _roll_back,
+    "rolled-back": _rolled_back,
     "preflight": _preflight,
     "communication": _communication,
 }

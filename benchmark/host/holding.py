@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from . import lease
+from . import kept, lease
 from .managers import manager_for
 from .rollback import restore
 from .services import GUARD_UNIT, JOB_UNIT
@@ -17,6 +17,7 @@ from .settings import HostError, Settings
 from .switch import serving_units
 
 _LOOK_SECONDS = 2.0
+_WHY = "sweep"
 
 
 def begin(settings: Settings, token: str, owner: str, after: str, yields: list[str]) -> dict[str, Any]:
@@ -37,6 +38,9 @@ def begin(settings: Settings, token: str, owner: str, after: str, yields: list[s
         )
     # An unfinished sweep left its own engine behind; what served before it is what is to come back.
     previous = held["previous"] if held else serving_units(settings, manager, yields)
+    if not held:
+        # A configuration that serves may be measured as well, with a unit that is not restarted by itself.
+        kept.set_aside(settings, previous, _WHY)
     lease.take(
         settings, {"token": token, "owner": owner, "after": after, "previous": previous, "began_at": time.time()}
     )
@@ -59,6 +63,7 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
         return {"phase": "restored", "serving": [], "failure": None}
     # A guard that finds its sweep's controller gone cannot know a winner: what served before is the safe answer.
     units = [] if (after or held["after"]) == "stopped" else held["previous"]
+    kept.take_back(settings, units, _WHY)
     said = restore(settings, units, f"{token}-end")
     if said["phase"] != "restoring":
         lease.drop(settings)

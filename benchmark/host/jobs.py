@@ -19,12 +19,14 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
     """Start the point that `spec` names if it is neither there nor under way; look at it for at most `seconds`.
 
     Args:
-        spec: {"id", "configuration", "fingerprint", "workload", "concurrency", "repeat", "ladder", "model",
+        spec: {"id", "configuration", "fingerprint": the record's key, "workload", "concurrency", "repeat", "ladder",
+            "model", "best": throughput to beat or None, "needed": rungs that are measured whatever they bring,
             "accuracy": whether the fixed prompts are asked after the start's warm-up, "label": of a point after the
             ladder}.
 
     Returns:
-        {"phase": "running" | "done" | "failed", "changed", "progress": {...}, "point": {...}, "failure": str}.
+        {"phase": "running" | "done" | "left" | "failed", "changed", "progress": {...}, "point": {...},
+        "failure": str, "reason": why it was left}.
 
     Raises:
         HostError: another point is being measured.
@@ -35,6 +37,9 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
     if (point := _measured(settings, spec)) is not None and point.valid and not _mine(settings, spec):
         return _done(point, changed=False, label=spec.get("label"))
     if not _mine(settings, spec):
+        # What follows the ladder is asked for whatever the ladder brought.
+        if not spec.get("label") and (reason := _reason_to_leave(settings, spec)):
+            return {"phase": "left", "changed": True, "reason": reason, "failure": None, "progress": {}, "point": {}}
         _start(settings, manager, spec)
     deadline = time.monotonic() + seconds
     while True:
@@ -78,6 +83,11 @@ def _measured(settings: Settings, spec: dict[str, Any]) -> rec.Point | None:
     workload = records.workload_of(spec["workload"]).name
     wanted = (workload, int(spec["concurrency"]), int(spec.get("repeat", 1)))
     return next((p for p in record.points if (p.workload, p.concurrency, p.repeat) == wanted), None)
+
+
+def _reason_to_leave(settings: Settings, spec: dict[str, Any]) -> str:
+    name, key, rung = spec["configuration"], spec["fingerprint"], int(spec["concurrency"])
+    return records.leave(settings, name, key, rung, spec.get("best"), [int(n) for n in spec.get("needed") or ()])
 
 
 def _start(settings: Settings, manager: Manager, spec: dict[str, Any]) -> None:

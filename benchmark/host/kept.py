@@ -22,6 +22,24 @@ def keep(settings: Settings, unit: str) -> None:
             shutil.copy2(file, kept / file.name)
 
 
+def set_aside(settings: Settings, units: list[str], why: str) -> None:
+    """Remember a second time what these units last were ready with: what comes in between is ready with other files."""
+    for unit in units:
+        _copy(settings.state / "ready" / unit, settings.state / "aside" / why / unit)
+
+
+def take_back(settings: Settings, units: list[str], why: str) -> None:
+    """Make what was set aside what the units last were ready with, for `put_back` to give it to them."""
+    for unit in units:
+        _copy(settings.state / "aside" / why / unit, settings.state / "ready" / unit)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target)
+
+
 def put_back(settings: Settings, manager: Manager, unit: str) -> None:
     """Give the unit the files with which it last was ready."""
     for file in _files(settings, unit):

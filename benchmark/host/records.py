@@ -1,8 +1,13 @@
-"""The records that this host holds: begun before a start, added to after each point, read by the controller."""
+"""The records that this host holds: begun before a start, added to after each point, read by the controller.
+
+One record an engine start. A verb names it by its configuration and its key: the fingerprint of the inputs, with `-s2`
+and so on behind it from the second start on.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +15,19 @@ import msgspec
 
 from .. import __version__
 from ..campaign import record as rec
+from ..campaign.ladder import reason_to_leave
 from ..engine import configuration as conf
 from ..load.further import after_ladder, drifted
 from ..load.workload import Workload, WorkloadError, named
-from . import engine_http, gpus, preflight
+from . import engine_http, gpus, preflight, promotion
+from .services import engine_unit
 from .settings import HostError, Settings, write_bytes
+from .switch import running
 
 GIB = 1 << 30
+_KEY = re.compile(r"[A-Za-z0-9]+(-s[1-9][0-9]*)?")
+_ENDED_BY = ("aborted", "no_requests", "server_restarted")
+"""Flags of a point in which the engine gave up: with more requests it would again."""
 
 
 def now() -> str:
@@ -24,43 +35,76 @@ def now() -> str:
 
 
 def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
-    """Open the record of a configuration, or find the one that was begun before.
+    """Open the record of one engine start of a configuration, or find the one that was begun before.
 
     Args:
-        context: {"configuration", "arguments", "engine", "model", "workload", "ladder", "further", "plan", "host"}:
-            what the controller knows. The driver and the GPUs are looked at here.
+        context: {"configuration", "arguments", "engine", "model", "workload", "ladder", "further", "plan", "host",
+            "start_number"}: what the controller knows. The driver and the GPUs are looked at here.
 
     Returns:
-        {"fingerprint", "complete", "outcome", "measured": [concurrencies], "further": [points after the ladder that
-        are still to be measured], "record": path}.
+        {"fingerprint", "key", "start_number", "complete", "outcome", "measured": [concurrencies], "ladder",
+        "further": [points after the ladder that are still to be measured],
+        "start_anew": whether what runs was measured as another start and has to be stopped first, "record": path}.
     """
     devices = gpus.gpus(settings)
+    context = _whole(context)
     workload = workload_of(context["workload"])
-    context = context | {"workload": workload.to_mapping()}
     of = fingerprint_of(context, devices)
-    fingerprint = conf.fingerprint(of)
-    path = _path(settings, context["configuration"]["name"], fingerprint)
+    fingerprint, number = conf.fingerprint(of), int(context.get("start_number", 1))
+    name, key = context["configuration"]["name"], rec.folder_name(fingerprint, number)
+    path = _path(settings, name, key)
     ladder = [int(rung) for rung in context["ladder"]]
     record = _read(path)
     if record is None:
         record = _new(settings, context, devices, fingerprint, of)
     elif record.ladder != ladder:
-        record = msgspec.structs.replace(record, ladder=ladder)
-    record = msgspec.structs.replace(record, further=further_of(workload, ladder, context.get("further") or {}))
-    if record.outcome == "failed" and not (record.complete and context.get("keep_failed")):
+        # What was left out was left for the other ladder's sake.
+        record = msgspec.structs.replace(record, ladder=ladder, left=None)
+    further = further_of(workload, ladder, context["further"]) if context.get("further") else []
+    record = msgspec.structs.replace(record, after_ladder=further)
+    if record.outcome == "failed":
         # Tried again: what a failed try has measured stays, its failure does not.
-        record = msgspec.structs.replace(record, outcome="skipped", failure=None, complete=False)
+        outcome = "measured" if record.points else "skipped"
+        record = msgspec.structs.replace(record, outcome=outcome, failure=None, complete=False)
     record = msgspec.structs.replace(record, complete=is_complete(record))
     _write(path, record)
     return {
         "fingerprint": fingerprint,
+        "key": key,
+        "start_number": number,
         "complete": record.complete,
         "outcome": record.outcome,
         "measured": [p.concurrency for p in record.points if p.valid and (p.workload, p.repeat) == (workload.name, 1)],
         "ladder": ladder,
         "further": further_left(record),
+        "start_anew": not record.complete and _measured_elsewhere(settings, name, record),
         "record": str(path),
     }
+
+
+def fingerprints(settings: Settings, contexts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What each configuration's record would be called now, and from what: {name: {"fingerprint", "of"}}."""
+    devices = gpus.gpus(settings)
+    found = {}
+    for context in contexts:
+        of = fingerprint_of(_whole(context), devices)
+        found[context["configuration"]["name"]] = {"fingerprint": conf.fingerprint(of), "of": of}
+    return found
+
+
+def _whole(context: dict[str, Any]) -> dict[str, Any]:
+    return context | {"workload": workload_of(context["workload"]).to_mapping()}
+
+
+def _measured_elsewhere(settings: Settings, name: str, record: rec.Record) -> bool:
+    """Whether the engine that runs is the start of another record: it cannot be a second start as well."""
+    runs = running(settings).get(engine_unit(name), {}).get("started_at")
+    if runs is None:
+        return False
+    own = _path(settings, name, record.folder_name)
+    others = (_read(path) for path in own.parent.parent.glob("*/record.json") if path != own)
+    starts = [start for other in others if other for start in (*other.earlier_starts, other.start) if start]
+    return _stamp(runs) in {start.started_at for start in starts}
 
 
 def workload_of(wanted: str | dict[str, Any]) -> Workload:
@@ -95,7 +139,7 @@ def further_of(workload: Workload, ladder: list[int], wanted: dict[str, Any]) ->
 def further_left(record: rec.Record) -> list[dict[str, Any]]:
     """The points after the ladder that have no valid point yet."""
     here = {(p.workload, p.concurrency, p.repeat) for p in record.points if p.valid}
-    return [f for f in record.further if (f["workload"]["name"], f["concurrency"], f["repeat"]) not in here]
+    return [f for f in record.after_ladder if (f["workload"]["name"], f["concurrency"], f["repeat"]) not in here]
 
 
 def with_raw(point: rec.Point, raw: str) -> rec.Point:
@@ -117,12 +161,12 @@ def fingerprint_of(context: dict[str, Any], devices: list[gpus.Gpu]) -> dict[str
 
 
 def is_complete(record: rec.Record) -> bool:
-    """Every rung has a point, or the outcome is final without one."""
+    """Every rung has a point or was left out on purpose, and what follows has one; or the outcome is final without."""
     if record.outcome in ("failed", "rejected"):
         return True
     here = {(p.workload, p.concurrency, p.repeat) for p in record.points}
-    after = {(f["workload"]["name"], f["concurrency"], f["repeat"]) for f in record.further}
-    return set(record.ladder) <= {point.concurrency for point in record.points} and after <= here
+    after = {(f["workload"]["name"], f["concurrency"], f["repeat"]) for f in record.after_ladder}
+    return record.covers(record.ladder) and after <= here
 
 
 def _new(
@@ -133,6 +177,7 @@ def _new(
     return rec.Record(
         fingerprint=fingerprint,
         fingerprint_of=of,
+        start_number=int(context.get("start_number", 1)),
         created_at=now(),
         updated_at=now(),
         configuration=rec.Configuration(
@@ -157,9 +202,17 @@ def _new(
     )
 
 
-def started(settings: Settings, name: str, fingerprint: str, start: dict[str, Any]) -> None:
-    """Note how the engine started: the log's figures, then the engine's own where it answers."""
-    _change(settings, name, fingerprint, start=start_of(settings, start))
+def started(settings: Settings, name: str, key: str, start: dict[str, Any]) -> None:
+    """Note how the engine started: the log's figures, then the engine's own where it answers.
+
+    An earlier start that points were measured on is kept: a sweep that was cut off goes on with another engine.
+    """
+    record, new = _open(settings, name, key), start_of(settings, start)
+    earlier = list(record.earlier_starts)
+    if record.start and record.start.started_at in {point.engine_started_at for point in record.points}:
+        earlier.append(record.start)
+    earlier = [known for known in earlier if known.started_at != new.started_at]
+    _change(settings, name, key, start=new, earlier_starts=earlier)
 
 
 def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
@@ -173,7 +226,7 @@ def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
         figures["kv_tokens"] = memory["token_capacity"]
     fields = {field for field in rec.Start.__struct_fields__ if field in figures}
     return rec.Start(
-        started_at=dt.datetime.fromtimestamp(start["started_at"], dt.UTC).isoformat(timespec="seconds"),
+        started_at=_stamp(start["started_at"]),
         ready_seconds=start.get("ready_seconds"),
         stages=[rec.Stage(name=name, seconds=seconds) for name, seconds in (start.get("stages") or {}).items()],
         transports=start.get("transports") or {},
@@ -181,17 +234,18 @@ def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
     )
 
 
-def add_point(settings: Settings, name: str, fingerprint: str, point: rec.Point) -> None:
+def add_point(settings: Settings, name: str, key: str, point: rec.Point) -> None:
     """Append a point; the same rung and repeat measured again takes the place of the earlier one."""
-    record = _open(settings, name, fingerprint)
-    key = (point.workload, point.concurrency, point.repeat)
-    others = [p for p in record.points if (p.workload, p.concurrency, p.repeat) != key]
-    _change(settings, name, fingerprint, points=[*others, point], outcome="measured", failure=None)
+    record = _open(settings, name, key)
+    place = (point.workload, point.concurrency, point.repeat)
+    others = [p for p in record.points if (p.workload, p.concurrency, p.repeat) != place]
+    point = msgspec.structs.replace(point, engine_started_at=record.start.started_at if record.start else None)
+    _change(settings, name, key, points=[*others, point], outcome="measured", failure=None)
 
 
-def held_against_first(settings: Settings, name: str, fingerprint: str, again: rec.Point) -> rec.Point:
+def held_against_first(settings: Settings, name: str, key: str, again: rec.Point) -> rec.Point:
     """A point measured again, with a warning if it is not what it was."""
-    record = _open(settings, name, fingerprint)
+    record = _open(settings, name, key)
     first = next(
         (p for p in record.points if (p.workload, p.concurrency, p.repeat) == (again.workload, again.concurrency, 1)),
         None,
@@ -199,25 +253,59 @@ def held_against_first(settings: Settings, name: str, fingerprint: str, again: r
     return again if first is None else msgspec.structs.replace(again, flags=[*again.flags, *drifted(first, again)])
 
 
-def note(settings: Settings, name: str, fingerprint: str, **fields: Any) -> None:
+def note(settings: Settings, name: str, key: str, **fields: Any) -> None:
     """Put what was found out about a start into its record: `warm_up`, `accuracy`."""
     if fields:
-        _change(settings, name, fingerprint, **fields)
+        _change(settings, name, key, **fields)
 
 
-def fail(settings: Settings, name: str, fingerprint: str, failure: dict[str, Any], start: dict[str, Any]) -> None:
-    known = {key: value for key, value in failure.items() if key in rec.Failure.__struct_fields__}
-    begun = start_of(settings, start) if start.get("started_at") else None
-    _change(settings, name, fingerprint, outcome="failed", failure=msgspec.convert(known, rec.Failure), start=begun)
+def leave(settings: Settings, name: str, key: str, rung: int, best: float | None, needed: list[int]) -> str:
+    """Leave a rung out if what was measured says what it would bring: why, or an empty text if it is to be measured.
+
+    `best` is the throughput to beat; rungs in `needed` are asked for whatever they bring.
+    """
+    record = _open(settings, name, key)
+    valid = [p for p in record.ladder_points if p.valid and p.output_tokens_per_second]
+    rates = {p.concurrency: p.output_tokens_per_second or 0.0 for p in valid}
+    ended = {p.concurrency for p in record.points if any(flag.id in _ENDED_BY for flag in p.flags)}
+    # A rung that failed before is tried again, not taken for lost.
+    ended -= {*rates, rung}
+    why = reason_to_leave(record.ladder, rates, ended, rung, best, needed)
+    if why:
+        rungs = sorted({rung, *(record.left.rungs if record.left else ())})
+        reason = record.left.reason if record.left else why
+        may_be_best = not any(concurrency < rung for concurrency in ended)
+        _change(settings, name, key, left=rec.Left(rungs=rungs, reason=reason, may_be_best=may_be_best))
+    return why
 
 
-def finish(settings: Settings, name: str, fingerprint: str) -> dict[str, Any]:
+def fail(settings: Settings, name: str, key: str, failure: dict[str, Any], start: dict[str, Any]) -> None:
+    known = {part: value for part, value in failure.items() if part in rec.Failure.__struct_fields__}
+    if start.get("started_at"):
+        started(settings, name, key, start)
+    _change(settings, name, key, outcome="failed", failure=msgspec.convert(known, rec.Failure))
+
+
+def finish(settings: Settings, name: str, key: str) -> dict[str, Any]:
     """Close the record; its summary is what becomes the host fact."""
-    record = _open(settings, name, fingerprint)
+    record = _open(settings, name, key)
     # A record that was closed before stays as it is, the time of its last change included.
     if record.complete != is_complete(record):
-        _change(settings, name, fingerprint, complete=is_complete(record))
-    return summary(_open(settings, name, fingerprint))
+        _change(settings, name, key, complete=is_complete(record))
+    record = _open(settings, name, key)
+    return summary(record) | {"fact": _fact(settings, record)}
+
+
+def _fact(settings: Settings, record: rec.Record) -> dict[str, Any]:
+    """What the host says of a configuration: its first start, which has the whole ladder, and how many there were."""
+    name = record.configuration.name
+    paths = [_path(settings, name, rec.folder_name(record.fingerprint, n)) for n in range(1, record.start_number + 1)]
+    starts = [found for path in paths if (found := _read(path))]
+    first = next((found for found in starts if found.outcome == "measured"), record)
+    return summary(first) | {
+        "starts": sum(found.outcome == "measured" for found in starts),
+        "promoted": promotion.since(settings, name),
+    }
 
 
 def summary(record: rec.Record) -> dict[str, Any]:
@@ -226,6 +314,7 @@ def summary(record: rec.Record) -> dict[str, Any]:
     return {
         "configuration": record.configuration.name,
         "fingerprint": record.fingerprint,
+        "start_number": record.start_number,
         "outcome": record.outcome,
         "complete": record.complete,
         "simulated": record.simulated,
@@ -236,18 +325,23 @@ def summary(record: rec.Record) -> dict[str, Any]:
         "peak_concurrency": peak.concurrency if peak else None,
         "single_stream_tokens_per_second": single.output_tokens_per_second if single else None,
         "failure": record.failure.sentence if record.failure else None,
+        "left": record.left.reason if record.left else None,
         "updated_at": record.updated_at,
     }
 
 
-def _path(settings: Settings, name: str, fingerprint: str) -> Path:
-    if not conf.NAME.fullmatch(name) or not fingerprint.isalnum():
-        raise HostError(f"'{name}' with fingerprint '{fingerprint}' is no record's name.")
-    return settings.state / "records" / name / fingerprint / "record.json"
+def _stamp(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="seconds")
 
 
-def folder(settings: Settings, name: str, fingerprint: str) -> Path:
-    return _path(settings, name, fingerprint).parent
+def _path(settings: Settings, name: str, key: str) -> Path:
+    if not conf.NAME.fullmatch(name) or not _KEY.fullmatch(key):
+        raise HostError(f"'{name}' with fingerprint '{key}' is no record's name.")
+    return settings.state / "records" / name / key / "record.json"
+
+
+def folder(settings: Settings, name: str, key: str) -> Path:
+    return _path(settings, name, key).parent
 
 
 def _read(path: Path) -> rec.Record | None:
@@ -261,17 +355,17 @@ def _read(path: Path) -> rec.Record | None:
         return None
 
 
-def _open(settings: Settings, name: str, fingerprint: str) -> rec.Record:
-    path = _path(settings, name, fingerprint)
+def _open(settings: Settings, name: str, key: str) -> rec.Record:
+    path = _path(settings, name, key)
     record = _read(path)
     if record is None:
         raise HostError(f"There is no record of {name} at {path}; begin it first.")
     return record
 
 
-def _change(settings: Settings, name: str, fingerprint: str, **changes: Any) -> None:
-    record = msgspec.structs.replace(_open(settings, name, fingerprint), updated_at=now(), **changes)
-    _write(_path(settings, name, fingerprint), record)
+def _change(settings: Settings, name: str, key: str, **changes: Any) -> None:
+    record = msgspec.structs.replace(_open(settings, name, key), updated_at=now(), **changes)
+    _write(_path(settings, name, key), record)
 
 
 def _write(path: Path, record: rec.Record) -> None:

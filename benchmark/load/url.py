@@ -162,7 +162,7 @@ def _record(
         model=rec.Model(name=str(target.model)),
         workload=workload.to_mapping(),
         ladder=list(ladder),
-        further=[point.to_mapping() for point in further],
+        after_ladder=[point.to_mapping() for point in further],
         outcome="measured",
         tools_version=__version__,
     )

@@ -31,7 +31,7 @@ H200 the prefills of 64 prompts took 0.11 to 0.20 s and those of 256 prompts 0.6
 (docs/evidence/h200-one-gpu; a whole pass, with what lies between its bursts, 1.7 to 2.6 s).
 """
 
-WARM_UP_TOKENS = 16
+WARM_UP_TOKENS = 8
 """Of an answer of the warm-up, at most: every step after the first has the same shapes."""
 
 

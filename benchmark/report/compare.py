@@ -1,8 +1,8 @@
 """Two campaigns beside each other: what changed between them, and what got better or worse beyond noise.
 
-The unit of repetition is an engine start. Values are compared as logarithms: the noise between starts of one
-configuration is pooled over both campaigns, a difference is tested with Student's t, and the many differences share
-one error of 5 % (Holm, 1979). What cannot be compared is refused, with the reason.
+The unit of repetition is an engine start, and the statistics are those of a campaign (campaign/statistics.py): the
+noise between starts is pooled over both sides, 4 % are assumed of throughput where nothing was started twice (none of
+TTFT), and the many differences share one error of 5 %. What cannot be compared is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -14,21 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ..campaign.record import Record, RecordError, load
-from ..campaign.statistics import holm, t_tail
-from ..load.statistics import t95
+from ..campaign.statistics import ERROR, Effect, Noise, effect, holm_levels, pooled_noise, verdict
 from . import reported, text
 from .reported import Reported
 from .summary import Row, Rung, mapping, rows
 
-ERROR = 0.05
-"""Chance that any of the named differences is noise, if nothing changed."""
-ASSUMED_NOISE = 0.02
-"""Relative standard deviation of throughput between starts, where none was started twice; none is assumed of TTFT."""
-LEAST_NOISE = 0.003
-"""Below this two runs cannot be told apart whatever their spread: it is the length of a request at the window's end."""
-NORMAL95 = 1.96
-TIE = 0.02
-"""A difference whose interval lies inside so much is a tie."""
 _WORKLOAD = (
     "kind",
     "prompt_tokens",
@@ -46,7 +36,8 @@ _WORKLOAD = (
 class Difference:
     """One number of one configuration, before and after.
 
-    `ratio` is after / before; low and high are its interval of 95 %, None where the noise is not known.
+    `ratio` is after / before; low and high are its interval at the level at which it was judged together with the
+    others, None where the noise is not known.
     """
 
     configuration: str
@@ -227,88 +218,55 @@ def _measurements(name: str, old: Row, new: Row, refused: list[tuple[str, str]])
     found = []
     for concurrency in sorted(rungs):
         for metric, more, read in _METRICS:
-            logs = (_logs(old, concurrency, read), _logs(new, concurrency, read))
+            logs = (old.start_logs(concurrency, read), new.start_logs(concurrency, read))
             if logs[0] and logs[1]:
                 found.append(_Measured(name, metric, concurrency, more, logs))
     return found
 
 
-def _logs(row: Row, concurrency: int, read: _Read) -> list[float]:
-    """Logarithm of each start's value; repeats inside a start are one value."""
-    logs = []
-    for record in row.records:
-        points = [p for p in record.points if p.concurrency == concurrency and p.workload == row.workload and p.valid]
-        value = read(Rung(concurrency, tuple(points), ()))
-        if value is not None and value.value > 0:
-            logs.append(math.log(value.value))
-    return logs
-
-
-def _noise(measured: list[_Measured], metric: str) -> tuple[float | None, int]:
-    """(standard deviation of a logarithm between starts or None, its degrees of freedom), pooled over one metric."""
-    squares, degrees = 0.0, 0
-    for m in measured:
-        for logs in m.logs if m.metric == metric else ():
-            mean = math.fsum(logs) / len(logs)
-            squares += math.fsum((x - mean) ** 2 for x in logs)
-            degrees += len(logs) - 1
-    if degrees == 0:
-        return (ASSUMED_NOISE if metric == _THROUGHPUT else None), 0
-    return max(math.sqrt(squares / degrees), LEAST_NOISE), degrees
+def _noises(measured: list[_Measured]) -> dict[str, Noise]:
+    """Noise between starts of each metric, pooled over both sides; without a repeat that of throughput is assumed."""
+    found = {
+        metric: pooled_noise(logs for m in measured if m.metric == metric for logs in m.logs)
+        for metric, _, _ in _METRICS
+    }
+    return {metric: noise for metric, noise in found.items() if metric == _THROUGHPUT or not noise.assumed}
 
 
 def _judge(measured: list[_Measured]) -> list[Difference]:
-    noises = {metric: _noise(measured, metric) for metric, _, _ in _METRICS}
-    tails = []
-    for m in measured:
-        effect, error, degrees = _effect(m, noises)
-        tails.append(t_tail(effect / error, degrees) if error else 1.0)
-    real = holm(tails, ERROR)
-    return [_difference(m, noises, beyond) for m, beyond in zip(measured, real, strict=True)]
+    """Every difference whose noise is known, all of them together (Holm); the others without a verdict."""
+    noises = _noises(measured)
+    effects = [effect(m.logs[1], m.logs[0], noises.get(m.metric) or Noise(math.inf, 0)) for m in measured]
+    known = [place for place, m in enumerate(measured) if m.metric in noises]
+    levels = holm_levels([effects[place].tail for place in known], [ERROR] * len(known))
+    judged = dict(zip(known, levels, strict=True))
+    return [_difference(m, effects[place], judged.get(place)) for place, m in enumerate(measured)]
 
 
-def _effect(m: _Measured, noises: Mapping[str, tuple[float | None, int]]) -> tuple[float, float | None, int]:
-    """(log ratio, its standard error if the noise is known, degrees of freedom; 0 where the noise is assumed)."""
-    spread, degrees = noises[m.metric]
-    old, new = m.logs
-    effect = math.fsum(new) / len(new) - math.fsum(old) / len(old)
-    error = None if spread is None else spread * math.sqrt(1 / len(old) + 1 / len(new))
-    return effect, error, degrees
-
-
-def _difference(m: _Measured, noises: Mapping[str, tuple[float | None, int]], beyond: bool) -> Difference:
-    effect, error, degrees = _effect(m, noises)
-    low = high = None
-    verdict = "undecided"
-    if error is not None:
-        half = (t95(degrees) if degrees else NORMAL95) * error
-        low, high = math.exp(effect - half), math.exp(effect + half)
-        if beyond:
-            verdict = "better" if (effect > 0) == m.more_is_better else "worse"
-        elif low >= 1 - TIE and high <= 1 + TIE:
-            verdict = "tie"
+def _difference(m: _Measured, found: Effect, level: float | None) -> Difference:
+    """The interval is at the level at which it was judged: it leaves out 1 exactly when the difference counts."""
+    low, high = found.interval(level) if level else (None, None)
+    told = "undecided" if low is None or high is None else verdict(low, high, more_is_better=m.more_is_better)
     before, after = (math.exp(math.fsum(logs) / len(logs)) for logs in m.logs)
     starts = (len(m.logs[0]), len(m.logs[1]))
-    return Difference(
-        m.configuration, m.metric, m.concurrency, before, after, math.exp(effect), low, high, starts, verdict
-    )
+    return Difference(m.configuration, m.metric, m.concurrency, before, after, found.ratio, low, high, starts, told)
 
 
 def _notes(measured: list[_Measured], changed: tuple[tuple[str, str, str], ...]) -> list[str]:
-    notes = []
+    notes, noises = [], _noises(measured)
     for metric, _, _ in _METRICS:
+        noise = noises.get(metric)
         if not any(m.metric == metric for m in measured):
             continue
-        spread, degrees = _noise(measured, metric)
-        if spread is None:
+        if noise is None:
             notes.append(f"{metric}: nothing was started twice, so its noise is not known and no verdict is given.")
-        elif degrees:
-            notes.append(f"{metric}: starts of one configuration differ by {spread:.1%} (standard deviation).")
-        else:
+        elif noise.assumed:
             notes.append(
-                f"{metric}: nothing was started twice, so a noise of {spread:.0%} between starts is assumed. "
+                f"{metric}: nothing was started twice, so a noise of {noise.deviation:.0%} between starts is assumed. "
                 "Start each twice to know."
             )
+        else:
+            notes.append(f"{metric}: starts of one configuration differ by {noise.deviation:.1%} (standard deviation).")
     if len(changed) > 1:
         notes.append(
             f"{text.plural(len(changed), 'thing')} changed at once: no difference can be put down to one of them."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..campaign.record import Record
+from ..campaign.record import Record, folder_name
 from ..load import agreement
 from . import command, text
 from .summary import Row, number
@@ -150,6 +150,8 @@ POINT_COLUMNS = [
     "Configuration",
     "Workload",
     "C",
+    "Start",
+    "Engine started",
     "Repeat",
     "tok/s",
     "for each user",
@@ -174,6 +176,8 @@ def points(found: list[Row]) -> dict[str, Any]:
                 cells = [
                     (p.workload, text.clean(p.workload)),
                     (p.concurrency, text.count(p.concurrency)),
+                    (record.start_number, text.count(record.start_number)),
+                    (None, (p.engine_started_at or text.UNKNOWN)[:19].replace("T", " ")),
                     (p.repeat, text.count(p.repeat)),
                     (p.output_tokens_per_second, text.rate(p.output_tokens_per_second)),
                     (p.output_tokens_per_second_per_user, text.rate(p.output_tokens_per_second_per_user)),
@@ -205,13 +209,14 @@ def files(found: list[Row], folder: Path | None) -> list[dict[str, Any]]:
         for record in row.records:
             links = _links(folder, record)
             if links:
-                told.append({"label": row.label, "fingerprint": record.fingerprint[:12], "links": links})
+                name = folder_name(record.fingerprint[:12], record.start_number)
+                told.append({"label": row.label, "fingerprint": name, "links": links})
     return told
 
 
 def _links(folder: Path, record: Record) -> list[dict[str, str]]:
     """Files beside the record; none where its names would lead out of the campaign's folder."""
-    parts = (record.host.name, record.configuration.name, record.fingerprint)
+    parts = (record.host.name, record.configuration.name, record.folder_name)
     if any(not part or part in (".", "..") or "/" in part or "\0" in part for part in parts):
         return []
     place = folder.joinpath(*parts)

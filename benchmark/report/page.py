@@ -84,7 +84,7 @@ def build_page(
 ) -> str:
     """The whole page as text. `folder` is where the page will lie: raw files below it become relative links."""
     found = rows(records, decision)
-    pictures = figures.draw(found)
+    pictures = figures.draw(found, views.drifts(decision))
     style, script, plotly = (_asset(name) for name in ("page.css", "report.js", "plotly-basic.min.js"))
     drawn = {p.id: p.figure for p in pictures if p.figure}
     won = winning_row(found, decision)
@@ -102,6 +102,7 @@ def build_page(
         lead=lead(decision, won),
         about=about(records, found),
         winner=views.winner_view(won, decision) if won else None,
+        standing=views.standing(decision, found),
         table=views.table_view(found, won),
         pictures=[p for p in pictures if p.figure],
         not_drawn=[p for p in pictures if not p.figure],

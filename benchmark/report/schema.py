@@ -57,6 +57,34 @@ def campaign_schema() -> dict[str, Any]:
         "winners": {"type": "object", "additionalProperties": winner},
         "ranking": {"type": "array", "items": {"type": "object", "properties": ranked}},
         "experiments": {"type": "array", "items": {"type": "object", "properties": experiment}},
+        "winners_by_host": {"type": "object", "additionalProperties": winner},
+        "pareto": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "configuration": {"type": "string"},
+                    "host": _TEXT,
+                    "objectives": {"type": "object", "additionalProperties": _NUMBER},
+                },
+            },
+        },
+        "drift": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"per_hour": _NUMBER, "low": _NUMBER, "high": _NUMBER}},
+            "description": "Log change an hour of a baseline, with its interval of 95 %.",
+        },
+        "noise": {
+            "type": "object",
+            "additionalProperties": {"type": "object", "properties": {"deviation": _NUMBER, "degrees": _NUMBER}},
+            "description": "Of each objective's logarithm between engine starts.",
+        },
+        "more_starts": {"type": "array", "items": {"type": "object", "properties": {"why": _TEXT}}},
+        "skipped": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"reason": _TEXT, "chance": _NUMBER}},
+            "description": "What was not tried, or not to the end of its ladder.",
+        },
         "notes": {"type": "array", "items": {"type": "string"}},
     }
     return {

@@ -158,8 +158,8 @@ class Row:
 
     @cached_property
     def shown(self) -> Record:
-        """The record that the row speaks of: the newest measured one, else the newest."""
-        return next((r for r in reversed(self.records) if r.outcome == "measured"), self.newest)
+        """The record that the row speaks of: the first measured one, which has the whole ladder; else the newest."""
+        return next((r for r in self.records if r.outcome == "measured"), self.newest)
 
     @property
     def outcome(self) -> str:
@@ -181,6 +181,23 @@ class Row:
             )
             for c in sorted({p.concurrency for p in points})
         )
+
+    def start_logs(self, concurrency: int, read: Callable[[Rung], Estimate | None]) -> list[float]:
+        """Logarithm of what each start came to at a concurrency; repeats inside a start are one value."""
+        logs = []
+        for record in self.records:
+            points = (p for p in record.points if p.concurrency == concurrency and p.workload == self.workload)
+            found = read(Rung(concurrency, tuple(p for p in points if p.valid), ()))
+            if found is not None and found.value > 0:
+                logs.append(math.log(found.value))
+        return logs
+
+    @property
+    def left(self) -> dict[int, str]:
+        """Rungs that were not measured on purpose -> why."""
+        left = self.shown.left
+        measured = {rung.concurrency for rung in self.rungs}
+        return {rung: left.reason for rung in left.rungs if rung not in measured} if left else {}
 
     def rung(self, concurrency: int | None) -> Rung | None:
         return next((r for r in self.rungs if r.concurrency == concurrency), None)
@@ -307,7 +324,7 @@ def rows(records: list[Record], decision: Mapping[str, Any], workload: str | Non
     found = []
     for index, (group, members) in enumerate(groups.items()):
         host, name, _ = group
-        members = sorted(members, key=lambda r: (r.created_at, r.updated_at))
+        members = sorted(members, key=lambda r: (r.start_number, r.created_at, r.updated_at))
         ranking = _entry(ranked, name, host)
         experiment = _entry(tried, name, host)
         changes = _changes(members[-1], experiment, bases)

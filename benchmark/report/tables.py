@@ -40,7 +40,13 @@ def markdown(records: list[Record], decision: Mapping[str, Any], campaign: Mappi
     parts.append(_markdown_about(records, found))
     if found:
         parts.append(_markdown_table(found))
-    parts += [_markdown_experiments(decision), _markdown_failures(found), _markdown_notes(decision)]
+    parts += [
+        _markdown_experiments(decision),
+        _markdown_failures(found),
+        _markdown_skipped(decision),
+        _markdown_more(decision),
+        _markdown_notes(decision),
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -131,6 +137,23 @@ def _markdown_failures(found: list[Row]) -> str:
     return "### What did not run\n\n" + "\n".join(lines) if lines else ""
 
 
+def _markdown_skipped(decision: Mapping[str, Any]) -> str:
+    lines = [
+        f"- {code(row.get('configuration', ''))}: {escape(row.get('reason') or '')}"
+        for row in map(mapping, sequence(decision.get("skipped")))
+    ]
+    return "### What was not measured\n\n" + "\n".join(lines) if lines else ""
+
+
+def _markdown_more(decision: Mapping[str, Any]) -> str:
+    lines = [
+        f"- {code(row.get('configuration', ''))}, {text.plural(int(number(row.get('starts')) or 1), 'more start')}: "
+        f"{escape(row.get('why') or '')}"
+        for row in map(mapping, sequence(decision.get("more_starts")))
+    ]
+    return "### What would settle it\n\n" + "\n".join(lines) if lines else ""
+
+
 def _markdown_notes(decision: Mapping[str, Any]) -> str:
     lines = [f"- {escape(note)}" for note in sequence(decision.get("notes"))]
     return "### Notes\n\n" + "\n".join(lines) if lines else ""
@@ -160,6 +183,8 @@ COLUMNS: list[tuple[str, _Read]] = [
     ("engine_version", lambda r, p: r.engine.version),
     ("model", lambda r, p: r.model.name),
     ("fingerprint", lambda r, p: r.fingerprint),
+    ("start_number", lambda r, p: r.start_number),
+    ("engine_started_at_utc", lambda r, p: p.engine_started_at),
     ("record_created_at_utc", lambda r, p: r.created_at),
     ("workload", lambda r, p: p.workload),
     ("concurrency_requests", lambda r, p: p.concurrency),

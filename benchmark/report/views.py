@@ -59,6 +59,40 @@ def _only(entry: Mapping[str, Any], *keys: str) -> dict[str, str]:
     return {key: str(entry.get(key) or "") for key in keys}
 
 
+def standing(decision: Mapping[str, Any], found: list[Row]) -> dict[str, Any]:
+    """How far the decision carries: what none beats, what would settle close calls, what was not measured and why."""
+    several = len({row.host for row in found}) > 1
+    pareto = [mapping(entry) for entry in sequence(decision.get("pareto"))]
+    names = list(dict.fromkeys(name for entry in pareto for name in mapping(entry.get("objectives"))))
+    return {
+        "objectives": [text.clean(name).replace("_", " ") for name in names],
+        "pareto": [
+            {
+                "label": _label(entry, several),
+                "values": [text.rate(mapping(entry.get("objectives")).get(name)) for name in names],
+            }
+            for entry in pareto
+        ],
+        "more": [_reasoned(entry, "why", several) for entry in map(mapping, sequence(decision.get("more_starts")))],
+        "skipped": [_reasoned(entry, "reason", several) for entry in map(mapping, sequence(decision.get("skipped")))],
+        "confidence": str(decision.get("confidence") or ""),
+    }
+
+
+def _label(entry: Mapping[str, Any], several: bool) -> str:
+    name = text.clean(entry.get("configuration") or "")
+    return f"{name} @ {text.clean(entry.get('host') or '')}" if several and entry.get("host") else name
+
+
+def _reasoned(entry: Mapping[str, Any], key: str, several: bool) -> dict[str, str]:
+    return {"label": _label(entry, several), "reason": str(entry.get(key) or "")}
+
+
+def drifts(decision: Mapping[str, Any]) -> list[str]:
+    """The decision's sentences about drift, one a host."""
+    return [str(entry["sentence"]) for entry in map(mapping, sequence(decision.get("drift"))) if entry.get("sentence")]
+
+
 # The table
 
 

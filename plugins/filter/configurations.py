@@ -5,6 +5,7 @@ from __future__ import annotations
 from ansible.errors import AnsibleFilterError
 from ansible_collections.shardsweep.serving.benchmark.engine import configuration as conf
 from ansible_collections.shardsweep.serving.benchmark.engine import flags, sweep, unit
+from ansible_collections.shardsweep.serving.benchmark.engine import share as sharing
 
 
 def _said(function, *arguments):
@@ -37,6 +38,22 @@ def plan_command_lines(planned, release, own):
 def plan_refused(planned, refused):
     """A plan with those rejected that the engine's own argument parser refuses: {name: its message}."""
     return _said(sweep.refuse, planned, refused)
+
+
+def share_sweep(plan, hosts, host):
+    """A host's part of a plan that alike hosts share: each configuration once, the common baseline on each."""
+
+    names = [entry["name"] for entry in plan]
+    baseline = sharing.baseline_of(entry["configuration"] for entry in plan)
+    mine = set(sharing.share(names, list(hosts), baseline)[host])
+    return [entry for entry in plan if entry["name"] in mine]
+
+
+def sweep_context(entry, release, own, shared):
+    """What the host is told of a configuration that it is to measure: itself, its command line, and what all share."""
+    configuration = entry["configuration"]
+    arguments = [word for line in launch_lines(configuration, release, own) for word in line]
+    return {**shared, "configuration": configuration, "arguments": arguments, "plan": entry.get("plan") or {}}
 
 
 def launch_lines(configuration, release, own):
@@ -76,6 +93,8 @@ class FilterModule:
             "plan_sweep": plan_sweep,
             "plan_command_lines": plan_command_lines,
             "plan_refused": plan_refused,
+            "share_sweep": share_sweep,
+            "sweep_context": sweep_context,
             "launch_lines": launch_lines,
             "launch_environment": launch_environment,
             "environment_warnings": environment_warnings,

@@ -99,7 +99,7 @@ def legend_above(picture: dict[str, Any]) -> None:
 
 def ladder_axis(found: list[Row]) -> dict[str, Any]:
     """Concurrency on a log scale with a tick at each rung."""
-    rungs = sorted({r.concurrency for row in found for r in row.rungs if r.concurrency > 0})
+    rungs = sorted({c for row in found for c in (*(r.concurrency for r in row.rungs), *row.left) if c > 0})
     while len(rungs) > 9:
         rungs = rungs[::2]
     return axis("concurrent requests", type="log", tickvals=rungs, ticktext=[f"{c:,}" for c in rungs])

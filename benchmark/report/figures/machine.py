@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from .. import text
@@ -272,14 +273,14 @@ def baseline_rows(found: list[Row]) -> list[Row]:
     return []
 
 
-def drift(found: list[Row]) -> Picture:
+def drift(found: list[Row], told: Sequence[str] = ()) -> Picture:
     """The baseline's throughput at each start, against its own mean: what changed while nothing was changed."""
     title = "Drift of the baseline"
     bases = [row for row in baseline_rows(found) if row.starts > 1]
     if not bases:
         names = list(dict.fromkeys(row.label for row in baseline_rows(found)))
-        told = f"{text.joined(names)} was started once" if names else "No baseline was measured"
-        return Picture("drift", title, [f"{told}, so drift between starts cannot be told."])
+        why = f"{text.joined(names)} was started once" if names else "No baseline was measured"
+        return Picture("drift", title, [f"{why}, so drift between starts cannot be told."])
     traces, cells, worst = [], [], 0.0
     for place, row in enumerate(bases):
         points = _starts(row)
@@ -313,9 +314,8 @@ def drift(found: list[Row]) -> Picture:
     sentence = (
         f"The same configuration, started again, stayed within {worst:.1f} % of its mean. Nothing is corrected by it."
     )
-    return Picture(
-        "drift", title, [sentence], picture, ["configuration", "start", "output tokens/s", "against its mean"], cells
-    )
+    headers = ["configuration", "start", "output tokens/s", "against its mean"]
+    return Picture("drift", title, [sentence, *told], picture, headers, cells)
 
 
 def _starts(row: Row) -> list[tuple[str, float]]:

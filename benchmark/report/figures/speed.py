@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+from ...campaign.statistics import ERROR, Noise, bounded_exp, pooled_noise, t_point
 from .. import text
 from ..summary import Estimate, Row, Rung
 from .base import COLOURED, Picture, axis, figure, ladder_axis, log_ticks, look, measured, plain
 
+LEAST_DEGREES = 2
+"""With one degree of freedom an interval is thirteen deviations wide, and hides what was measured."""
 _Read = Callable[[Rung], Estimate | None]
 
 
 def over_concurrency(found: list[Row], name: str, title: str, unit: str, read: _Read) -> Picture:
-    """A number over the ladder, one line a row: gaps where points are invalid, whiskers where there are repeats."""
+    """A number over the ladder, one line a row: gaps where points are invalid, whiskers where noise is known."""
     drawn = measured(found)
+    noise = pooled_noise(row.start_logs(row.peak.concurrency, read) for row in drawn if row.peak)
     traces = []
     for place, row in reversed(list(enumerate(drawn))):
-        traces.append(_line(row, place, unit, read))
+        traces.append(_line(row, place, unit, read, noise))
         traces += _gaps(row, place)
     if not drawn:
         return Picture(name, title, ["Not drawn: no configuration has a valid point."])
@@ -26,7 +31,7 @@ def over_concurrency(found: list[Row], name: str, title: str, unit: str, read: _
     concurrencies = sorted({r.concurrency for row in drawn for r in row.rungs})
     cells = [[row.label, *(_shown(row.rung(c), read) for c in concurrencies)] for row in drawn]
     headers = ["configuration", *(f"C={c}" for c in concurrencies)]
-    return Picture(name, title, _about_ladder(drawn, unit, read), picture, headers, cells)
+    return Picture(name, title, _about_ladder(drawn, unit, read, noise), picture, headers, cells)
 
 
 def _shown(rung: Rung | None, read: _Read) -> str:
@@ -36,7 +41,18 @@ def _shown(rung: Rung | None, read: _Read) -> str:
     return text.rate(estimate.value)
 
 
-def _line(row: Row, place: int, unit: str, read: _Read) -> dict[str, Any]:
+def _whisker(row: Row, rung: Rung, found: Estimate | None, read: _Read, noise: Noise) -> tuple[float, float]:
+    """How far an interval reaches (up, down): of 95 % by the noise between starts, else over what was repeated."""
+    if found is None:
+        return 0.0, 0.0
+    if noise.degrees < LEAST_DEGREES:
+        return found.high - found.value, found.value - found.low
+    starts = max(1, len(row.start_logs(rung.concurrency, read)))
+    half = t_point(ERROR, noise.degrees) * noise.deviation / math.sqrt(starts)
+    return found.value * (bounded_exp(half) - 1), found.value * (1 - bounded_exp(-half))
+
+
+def _line(row: Row, place: int, unit: str, read: _Read, noise: Noise) -> dict[str, Any]:
     values = [(rung, read(rung)) for rung in row.rungs]
     trace = {
         "type": "scatter",
@@ -49,12 +65,13 @@ def _line(row: Row, place: int, unit: str, read: _Read) -> dict[str, Any]:
         "hoverinfo": "text",
         "connectgaps": False,
     } | look(place)
-    if any(e and e.count > 1 for _, e in values) and place < COLOURED:
+    whiskers = [_whisker(row, rung, e, read, noise) for rung, e in values]
+    if any(up or down for up, down in whiskers) and place < COLOURED:
         trace["error_y"] = {
             "type": "data",
             "symmetric": False,
-            "array": [e.high - e.value if e else 0 for _, e in values],
-            "arrayminus": [e.value - e.low if e else 0 for _, e in values],
+            "array": [up for up, _ in whiskers],
+            "arrayminus": [down for _, down in whiskers],
             "thickness": 1.25,
             "width": 3,
             "color": trace["line"]["color"],
@@ -73,32 +90,35 @@ def _hover(row: Row, rung: Rung, estimate: Estimate, unit: str) -> str:
 
 
 def _gaps(row: Row, place: int) -> list[dict[str, Any]]:
-    """Crosses on the floor of the picture where every point of a rung was taken out; the reason on hover."""
-    gaps = [r for r in row.rungs if r.invalid and not r.valid]
-    if not gaps or place >= COLOURED:
+    """On the floor of the picture: rungs whose points were all taken out, and those not measured; why, on hover."""
+    gaps = {r.concurrency: r.reasons for r in row.rungs if r.invalid and not r.valid}
+    skipped = {rung: [reason] for rung, reason in row.left.items()}
+    if place >= COLOURED:
         return []
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": plain(f"{row.label}: left out"),
-            "legendgroup": row.key,
-            "showlegend": False,
-            "x": [r.concurrency for r in gaps],
-            "y": [0 for _ in gaps],
-            "text": [
-                f"<b>{plain(row.label)}</b>, C={r.concurrency}: left out<br>"
-                + "<br>".join(plain(reason) for reason in r.reasons)
-                for r in gaps
-            ],
-            "hoverinfo": "text",
-            "cliponaxis": False,
-            "marker": {"symbol": "x-thin", "size": 9, "line": {"width": 2, "color": look(place)["line"]["color"]}},
-        }
-    ]
+    drawn = (("left out", "x-thin", gaps), ("not measured", "circle-open", skipped))
+    return [_floor(row, place, what, symbol, reasons) for what, symbol, reasons in drawn if reasons]
 
 
-def _about_ladder(drawn: list[Row], unit: str, read: _Read) -> list[str]:
+def _floor(row: Row, place: int, what: str, symbol: str, reasons: dict[int, list[str]]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": plain(f"{row.label}: {what}"),
+        "legendgroup": row.key,
+        "showlegend": False,
+        "x": list(reasons),
+        "y": [0 for _ in reasons],
+        "text": [
+            f"<b>{plain(row.label)}</b>, C={rung}: {what}<br>" + "<br>".join(plain(reason) for reason in told)
+            for rung, told in reasons.items()
+        ],
+        "hoverinfo": "text",
+        "cliponaxis": False,
+        "marker": {"symbol": symbol, "size": 9, "line": {"width": 2, "color": look(place)["line"]["color"]}},
+    }
+
+
+def _about_ladder(drawn: list[Row], unit: str, read: _Read, noise: Noise) -> list[str]:
     tops = []
     for row in drawn:
         best = max((e for e in map(read, row.rungs) if e), key=lambda e: e.value, default=None)
@@ -113,7 +133,14 @@ def _about_ladder(drawn: list[Row], unit: str, read: _Read) -> list[str]:
     left_out = sum(1 for row in drawn for r in row.rungs if r.invalid and not r.valid)
     if left_out:
         sentences.append(f"{text.plural(left_out, 'point')} left out as invalid (crosses; hover for the reason).")
-    if any(len(r.valid) > 1 for row in drawn for r in row.rungs):
+    skipped = sum(len(row.left) for row in drawn)
+    if skipped:
+        sentences.append(
+            f"{text.plural(skipped, 'rung')} not measured on purpose (open circles; hover for the reason)."
+        )
+    if noise.degrees >= LEAST_DEGREES:
+        sentences.append(f"Whiskers are intervals of 95 % by the noise between starts, {noise.deviation:.1%}.")
+    elif any(len(r.valid) > 1 for row in drawn for r in row.rungs):
         sentences.append("Whiskers span the lowest and the highest of repeated measurements.")
     if len(drawn) > COLOURED:
         sentences.append(f"The first {COLOURED} of the ranking have a colour, the rest is grey.")

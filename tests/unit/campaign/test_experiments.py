@@ -31,6 +31,14 @@ from benchmark.campaign.objectives import PEAK, SINGLE_STREAM, group
         ("TTFT is lower; a token takes less energy.", [Claim("ttft", True), Claim("tokens_per_joule", False)]),
         ("A single stream is no slower; the peak does not rise.", [Claim("peak", True)]),
         (None, [Claim("peak", True)]),
+        # Of a campaign on a real engine: what is slower and names nothing is the total.
+        (
+            "Batches of 256 launch every kernel by hand and are slower; smaller ones stay as they are.",
+            [Claim("peak", False)],
+        ),
+        ("Fewer events unburden the front end; the total at 64 and 256 rises.", [Claim("peak", True)]),
+        ("Prompts share nothing, so nothing changes.", [Claim("peak", None)]),
+        ("14 GiB less KV cache change no speed here.", [Claim("peak", None)]),
     ],
 )
 def test_what_a_hypothesis_claims(hypothesis, expected):
@@ -63,6 +71,40 @@ def starts(name, *rates, engine=None, against=None, hypothesis="The peak is high
 def one(records):
     (found,) = experiments(group(records), [PEAK, SINGLE_STREAM])
     return found
+
+
+def test_what_was_said_to_be_slower_and_is_slower_supports_it():
+    # On a real engine: 29 % slower, which was called "refuted".
+    said = "Batches of 256 launch every kernel by hand and are slower; smaller ones stay as they are."
+    base = starts("mini", 9427.0, 9400.0)
+    found = one(
+        base + starts("graphs64", 6731.0, 6700.0, against="mini", engine={"cuda_graph_max_bs": 64}, hypothesis=said)
+    )
+    assert found["verdict"] == "supported"
+    assert "The hypothesis is supported." in found["sentence"]
+
+
+def test_that_nothing_changes_is_supported_by_a_tie_and_refuted_by_a_difference():
+    base = starts("a", 100.0, 100.1, 99.9, 100.0)
+    change = {"engine": {"schedule_policy": "lpm"}, "against": "a", "hypothesis": "Nothing changes."}
+    assert one(base + starts("b", 100.1, 99.9, 100.0, 100.1, **change))["verdict"] == "supported"
+    assert one(base + starts("b", 120.0, 120.1, 119.9, 120.0, **change))["verdict"] == "refuted"
+    # One start each: 4 % are assumed, and an interval of +-14 % decides nothing.
+    assert one(starts("a", 100.0) + starts("b", 100.1, **change))["verdict"] == "undecided"
+
+
+def test_a_ladder_that_was_left_early_tells_no_peak():
+    left = rec.Left(
+        rungs=[64], reason="60 tokens a second at concurrency 8 allow at most 480 at 64, below the 900 of another."
+    )
+    change = {"engine": {"ep_size": 8}, "against": "a"}
+    found = one(starts("a", 100.0, 101.0) + starts("b", 60.0, 61.0, **change, left=left))
+    assert "peak" not in found["effect"]
+    assert found["verdict"] == "undecided"
+    assert "The ladder of b was left early: 60 tokens a second" in found["sentence"]
+    # A rung that failed is no such case: the best of those below it is the peak.
+    ended = rec.Left(rungs=[64], reason="Concurrency 16 failed, so concurrency 64 would too.", may_be_best=False)
+    assert one(starts("a", 100.0, 101.0) + starts("b", 60.0, 61.0, **change, left=ended))["verdict"] == "refuted"
 
 
 def test_a_clear_gain_supports_and_a_clear_loss_refutes():

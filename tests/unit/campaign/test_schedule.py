@@ -5,7 +5,8 @@ from builders import a_point, a_record
 
 from benchmark.campaign import record as rec
 from benchmark.campaign.objectives import SINGLE_STREAM, objective
-from benchmark.campaign.schedule import Settings, baseline_of, cost, next_turns, planned, share, skipped
+from benchmark.campaign.schedule import Settings, cost, next_turns, planned, skipped
+from benchmark.engine.share import baseline_of, share
 
 LADDER = (1, 16, 64, 256)
 PEAKS = {"tp8": 500.0, "ep8": 900.0, "pp8": 400.0, "ep4": 880.0}

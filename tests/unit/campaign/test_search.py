@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark.campaign.search import Candidate, family_of, next_rung, outlook, reach
+from benchmark.campaign.ladder import next_rung, reach
+from benchmark.campaign.search import Candidate, family_of, outlook
 
 
 def candidate(name, expected, family="f", verdict="runs"):

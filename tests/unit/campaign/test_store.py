@@ -28,6 +28,28 @@ def test_nothing_of_another_fingerprint_is_overwritten_and_the_newest_counts(tmp
     assert len(list(tmp_path.glob("c/h1/ep4/*/record.json"))) == 2
 
 
+def test_all_starts_of_the_newest_inputs_count(tmp_path):
+    campaign = Campaign(tmp_path, "c")
+    old = a_record(fingerprint="a" * 64)
+    starts = [a_record(fingerprint="b" * 64, start_number=n, updated_at=f"2026-01-0{n + 1}T00:00:00Z") for n in (1, 2)]
+    for record in (*reversed(starts), old):
+        campaign.put(record)
+    assert campaign.records() == starts
+    assert campaign.put(starts[1]) == tmp_path / "c/h1/ep4" / f"{'b' * 64}-s2"
+    assert len(campaign.all_records()) == 3
+
+
+def test_keys_that_this_version_does_not_know_survive(tmp_path):
+    record = a_record(outcome="measured", points=[a_point(1, 10.0)])
+    told = msgspec.json.decode(rec.dump(record)) | {"from_the_future": {"a": [1, None]}}
+    read = rec.load(msgspec.json.encode(told))
+    assert read.further == {"from_the_future": {"a": [1, None]}}
+    again = msgspec.json.decode(rec.dump(msgspec.structs.replace(read, outcome="failed")))
+    assert again["from_the_future"] == {"a": [1, None]}
+    assert "further" not in again
+    assert rec.load(rec.dump(read)) == read
+
+
 def test_records_stand_in_the_order_of_the_campaign(tmp_path):
     campaign = Campaign(tmp_path, "c")
     campaign.open({"configurations": ["tp8", "ep4"], "host": "h1"})

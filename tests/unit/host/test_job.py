@@ -41,7 +41,7 @@ def host(tmp_path, monkeypatch):
     path = records.folder(settings, "ep4", FINGERPRINT) / "record.json"
     path.parent.mkdir(parents=True)
     further = [point.to_mapping() for point in after_ladder(WORK, [1, 2], [{"workload": HUGE, "concurrency": 2}])]
-    record = a_record(workload=WORK.to_mapping(), ladder=[1, 2], further=further)
+    record = a_record(workload=WORK.to_mapping(), ladder=[1, 2], after_ladder=further)
     path.write_bytes(rec.dump(record))
     yield SimpleNamespace(settings=settings, server=server, units=units, record=lambda: rec.load(path.read_bytes()))
     server.stop = True
@@ -85,7 +85,7 @@ def test_what_follows_the_ladder(host):
         "w at concurrency 1 again",
     ]
     assert not records.is_complete(host.record())
-    for other in host.record().further:
+    for other in host.record().after_ladder:
         assert measure(host, **other)["phase"] == "done"
     record = host.record()
     assert [(p.workload, p.concurrency, p.repeat, p.valid) for p in record.points] == [

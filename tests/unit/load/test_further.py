@@ -87,7 +87,9 @@ def test_points_of_several_workloads_are_not_mixed_up():
         a_point(1, 50.5, workload="chat", repeat=2),
     ]
     further = [point.to_mapping() for point in after_ladder(CHAT, [1, 64], LONG, rate=2.0, ttft_limit_seconds=1.0)]
-    record = a_record(outcome="measured", points=points, workload=CHAT.to_mapping(), further=further, ladder=[1, 64])
+    record = a_record(
+        outcome="measured", points=points, workload=CHAT.to_mapping(), after_ladder=further, ladder=[1, 64]
+    )
     found = Starts((record,))
     assert found.value(PEAK) == 900.0
     assert found.value(SINGLE_STREAM) == pytest.approx((50.0 * 50.5) ** 0.5)

@@ -73,9 +73,9 @@ def test_an_open_loop_lasts_as_long_as_it_is_told():
 
 
 def test_the_cost_follows_from_the_warm_up():
-    """15 steps in 0.3 s are 20 ms a token: 512 tokens take 10.24 s, and the prefills between them 1.5 s."""
+    """7 steps in 0.14 s are 20 ms a token: 512 tokens take 10.24 s, and the prefills between them 1.5 s."""
     work = Workload(name="w", window_seconds=60.0)
-    told = {"last_pass": [{"concurrency": 64, "prefill_seconds": 1.5, "decode_seconds": 0.3}]}
+    told = {"last_pass": [{"concurrency": 64, "prefill_seconds": 1.5, "decode_seconds": 0.14}]}
     answer = 11.74
     # Six turnovers end before 75 s.
     assert cost.from_warm_up(work, told)[64].most == pytest.approx((1.5 + 6) * answer)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from benchmark.campaign import record as rec
-from benchmark.campaign.statistics import holm, t_tail
+from benchmark.campaign.statistics import holm_levels, t_tail
 from benchmark.report import reported
 from benchmark.report.compare import SideError, compare, read_side
 from benchmark.report.tables import comparison_text
@@ -49,21 +49,23 @@ def test_the_tail_of_t_with_one_degree_is_cauchys():
 
 
 def test_holm_stops_at_the_first_that_fails():
-    # 0.01 < 0.05/3; 0.03 > 0.05/2, so neither it nor 0.04 is real.
-    assert holm([0.04, 0.01, 0.03], 0.05) == [False, True, False]
-    assert holm([0.01, 0.02, 0.04], 0.05) == [True, True, True]
-    assert holm([], 0.05) == []
+    # 0.01 < 0.05/3; 0.03 > 0.05/2, so neither it nor 0.04 is real, and both are judged at 0.05/2.
+    assert holm_levels([0.04, 0.01, 0.03], [0.05] * 3) == [0.05 / 2, 0.05 / 3, 0.05 / 2]
+    assert holm_levels([0.01, 0.02, 0.04], [0.05] * 3) == [0.05 / 3, 0.05 / 2, 0.05]
+    assert holm_levels([], []) == []
 
 
 def test_one_start_each_is_judged_by_the_assumed_noise():
-    # 2 % a start: a difference has 2.83 %, its interval +-5.5 %. 10 % is beyond that, 4 % is not.
+    # 4 % a start, as in a campaign: a difference has 5.66 %. Of two, the larger is judged at 2.5 % (2.2414 deviations,
+    # +-12.7 %) and the other at 5 %: 15 % is beyond noise, 4 % is not.
     before = starts("a", 100.0) + starts("b", 100.0)
-    after = starts("a", 110.0) + starts("b", 104.0)
+    after = starts("a", 115.0) + starts("b", 104.0)
     found = throughput(compare(before, after))
     assert found["a"].verdict == "better"
-    assert found["a"].ratio == pytest.approx(1.1)
-    assert found["a"].low == pytest.approx(1.1 * math.exp(-1.96 * 0.02 * math.sqrt(2)))
+    assert found["a"].ratio == pytest.approx(1.15)
+    assert found["a"].low == pytest.approx(1.15 * math.exp(-2.2414 * 0.04 * math.sqrt(2)), rel=1e-4)
     assert found["b"].verdict == "undecided"
+    assert throughput(compare(starts("a", 100.0), starts("a", 110.0)))["a"].verdict == "undecided"
 
 
 def test_one_start_each_gives_no_verdict_about_latency():
@@ -86,8 +88,9 @@ def test_noise_is_pooled_from_repeated_starts():
     found = throughput(compare(before, after))["a"]
     spread = math.log(102 / 98) / math.sqrt(2)
     assert found.ratio == pytest.approx(1.5)
-    # t for 2 degrees is 4.303; the standard error of a difference of two means of two is the spread itself.
-    assert math.log(found.high / found.ratio) == pytest.approx(4.303 * spread, rel=0.001)
+    # The standard error of a difference of two means of two is the spread itself. TTFT is judged too, so the larger of
+    # both has 2.5 %: t for 2 degrees is 6.205.
+    assert math.log(found.high / found.ratio) == pytest.approx(6.205 * spread, rel=0.001)
     assert found.verdict == "better"
 
 

@@ -1,0 +1,72 @@
+"""A campaign folder judged: the decision by what its sweeps asked for, and the report written from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import turns
+from .decide import decide
+from .objectives import PEAK
+from .record import Record
+from .store import Campaign
+
+
+def decided(campaign: Campaign, records: list[Record] | None = None) -> dict[str, Any]:
+    """The decision of a campaign as its records stand: that of decide.py, with "name", "confidence" and "skipped".
+
+    "skipped" are what its sweeps did not try, or left early, and why: [{"configuration", "host", "reason",
+    "chance"}].
+    """
+    records = campaign.records() if records is None else records
+    objective = str(campaign.about().get("objective") or PEAK.name)
+    sweeps = campaign.sweeps()
+    confidence = "full" if any(sweep.asked.confidence == "full" for sweep in sweeps) else "quick"
+    return decide(records, objective) | {
+        "name": campaign.name,
+        "confidence": confidence if sweeps else None,
+        "skipped": [*_not_tried(sweeps, records), *_left_early(records)],
+    }
+
+
+def _not_tried(sweeps: list[turns.HostSweep], records: list[Record]) -> list[dict[str, Any]]:
+    """What the sweeps leave out, as things stand at their last turn; rejected ones have a record that says why."""
+    there = {(record.host.name, record.configuration.name) for record in records}
+    return [
+        row | {"host": sweep.host}
+        for sweep in sweeps
+        for row in sweep.skipped
+        if (sweep.host, row["configuration"]) not in there
+    ]
+
+
+def _left_early(records: list[Record]) -> list[dict[str, Any]]:
+    return [
+        {
+            "configuration": record.configuration.name,
+            "host": record.host.name,
+            "reason": f"Concurrency {', '.join(map(str, record.left.rungs))} not measured: {record.left.reason}",
+            "chance": None,
+        }
+        for record in records
+        if record.left
+    ]
+
+
+def written(campaign: Campaign) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Decide, and write decision.json and the report; the caller holds the campaign's lock."""
+    from ..report import write_report
+
+    records = campaign.records()
+    decision = decided(campaign, records)
+    campaign.write(campaign.folder / "decision.json", json.dumps(decision, indent=1, sort_keys=True).encode() + b"\n")
+    return decision, write_report(campaign.folder, campaign.about(), records, decision)
+
+
+def winner_on(decision: Mapping[str, Any], host: str) -> str | None:
+    """The configuration that a host is to serve: its own winner where hosts cannot be compared, else the winner."""
+    own = decision["winners_by_host"]
+    winner = own.get(host) if own else decision["winner"]
+    return winner["configuration"] if winner else None

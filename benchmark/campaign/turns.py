@@ -1,0 +1,258 @@
+"""A sweep of one host as the controller runs it: what was asked for, which starts are still to make, and why. Pure.
+
+`schedule.py` decides; here is what a sweep adds to it: records of earlier sweeps, of which some count, some go on and
+some are tried again; and the turns that this sweep has taken, so that none is taken twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from . import schedule
+from .objectives import PEAK, SINGLE_STREAM, objective
+from .record import Record
+from .statistics import USUAL_NOISE
+
+Retry = Literal["may_pass", "failed", "all", "none"]
+
+
+BEYOND_NOISE = 3 * USUAL_NOISE
+"""A ladder is left only where what it can still reach is below another's peak by more than this."""
+
+
+class SweepError(ValueError):
+    """A sweep that was asked for in a way that makes no sense; the text says what to change."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """How the sweep was asked for."""
+
+    ladder: list[int]
+    confidence: Literal["quick", "full"] = "full"
+    objective: str = PEAK.name
+    budget_minutes: float | None = None
+    retry: Retry = "may_pass"
+    """Which records of earlier sweeps are measured again: those whose failure may pass, all failed ones, none; or
+    `all`: everything is started once more, beside what is there."""
+    start_minutes: float = 20.0
+    point_minutes: float = 2.0
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """One turn that this sweep has handed out."""
+
+    configuration: str
+    start_number: int
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What a configuration's record would be called now, and from what."""
+
+    fingerprint: str
+    of: dict[str, Any] = {}
+
+
+class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
+    """The sweep of one host, as it is kept beside its records."""
+
+    host: str
+    asked: Asked
+    plan: list[dict[str, Any]]
+    """[{"name", "verdict", "sentence", "configuration", "plan"}]: of engine/sweep.py, this host's share."""
+    fingerprints: dict[str, Known] = {}
+    began_at: str = ""
+    taken: list[Taken] = []
+    before: dict[str, int] = {}
+    """With `retry=all`: how many starts of each there were."""
+    skipped: list[dict[str, Any]] = []
+    """What it is not going to try, and why, as of its last turn."""
+
+    def scheduled(self) -> list[dict[str, Any]]:
+        """The plan as schedule.py takes it: `plan=off` tries what the plan itself would reject."""
+        return [
+            {"configuration": e["configuration"], "plan": (e.get("plan") or {}) | {"verdict": e["verdict"]}}
+            for e in self.plan
+        ]
+
+    def settings(self) -> schedule.Settings:
+        asked = self.asked
+        return schedule.Settings(
+            ladder=tuple(sorted(asked.ladder)),
+            confidence=asked.confidence,
+            objective=objective(asked.objective),
+            budget_minutes=asked.budget_minutes,
+            start_minutes=asked.start_minutes,
+            point_minutes=asked.point_minutes,
+        )
+
+
+def asked_for(text: bytes) -> HostSweep:
+    """A sweep from JSON.
+
+    Raises:
+        SweepError: a setting that does not exist, or one out of its range.
+    """
+    try:
+        sweep = msgspec.json.decode(text, type=HostSweep)
+        sweep.settings()
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise SweepError(f"This sweep cannot be: {error}") from error
+    if sweep.asked.budget_minutes is not None and sweep.asked.budget_minutes <= 0:
+        raise SweepError(f"A budget of {sweep.asked.budget_minutes:g} minutes holds nothing; say -e budget=120.")
+    return sweep
+
+
+def opened(sweep: HostSweep, records: Iterable[Record], now: dt.datetime) -> HostSweep:
+    """The sweep as it begins."""
+    before: dict[str, int] = {}
+    if sweep.asked.retry == "all":
+        for record in _own(sweep, records):
+            name = record.configuration.name
+            before[name] = max(before.get(name, 0), record.start_number)
+    return msgspec.structs.replace(sweep, began_at=now.isoformat(timespec="seconds"), taken=[], before=before)
+
+
+def _own(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
+    """Records of this host whose inputs are still those of the configuration."""
+    known = sweep.fingerprints
+    return [
+        r
+        for r in records
+        if r.host.name == sweep.host
+        and r.configuration.name in known
+        and r.fingerprint == known[r.configuration.name].fingerprint
+    ]
+
+
+def counting(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
+    """The records that need no turn any more: complete ones of earlier sweeps, and whatever this sweep has tried."""
+    made = {(t.configuration, t.start_number) for t in sweep.taken}
+    found = []
+    for record in _own(sweep, records):
+        name, number = record.configuration.name, record.start_number - sweep.before.get(record.configuration.name, 0)
+        if number < 1:
+            continue
+        if (name, record.start_number) in made or _stands(sweep, record):
+            found.append(msgspec.structs.replace(record, start_number=number))
+    # Where the first start has to go on, it comes before what followed it.
+    begun = {record.configuration.name for record in found if record.start_number == 1}
+    return [record for record in found if record.configuration.name in begun]
+
+
+def _stands(sweep: HostSweep, record: Record) -> bool:
+    """Whether a record of an earlier sweep is left as it is."""
+    retry = sweep.asked.retry
+    if record.outcome == "failed" and record.failure is not None:
+        return not (retry in ("failed", "all") or (retry == "may_pass" and record.failure.may_pass))
+    # A first start has the whole ladder; a later one only the rungs that it was made for.
+    return record.covers(sweep.asked.ladder if record.start_number == 1 else record.ladder)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Where a sweep stands: the starts still to make as foreseen now, what is skipped and why, minutes spent."""
+
+    turns: list[schedule.Turn]
+    skipped: list[dict[str, Any]]
+    spent_minutes: float
+
+    @property
+    def minutes_left(self) -> float:
+        return sum(turn.minutes for turn in self.turns)
+
+
+def look(sweep: HostSweep, records: Sequence[Record], now: dt.datetime) -> Outlook:
+    """Where the sweep stands; the first turn is next, the rest may change."""
+    there, settings, spent = counting(sweep, records), sweep.settings(), _spent(sweep, now)
+    made = {(t.configuration, t.start_number) for t in sweep.taken}
+    turns = [
+        dataclasses.replace(turn, start_number=turn.start_number + sweep.before.get(turn.configuration, 0))
+        for turn in schedule.next_turns(sweep.scheduled(), there, settings, spent)
+    ]
+    turns = [turn for turn in turns if (turn.configuration, turn.start_number) not in made]
+    # What was tried without leaving a record is not skipped: it says so where it was tried.
+    seen = {turn.configuration for turn in turns} | {name for name, _ in made}
+    skipped = schedule.skipped(sweep.scheduled(), there, settings, spent)
+    return Outlook(turns, [row for row in skipped if row["configuration"] not in seen], spent)
+
+
+def taken(sweep: HostSweep, found: Outlook) -> HostSweep:
+    """The sweep with the next turn handed out, if there is one."""
+    turns = [Taken(turn.configuration, turn.start_number) for turn in found.turns[:1]]
+    return msgspec.structs.replace(sweep, taken=[*sweep.taken, *turns], skipped=found.skipped)
+
+
+def told(sweep: HostSweep, records: Sequence[Record], turn: schedule.Turn) -> dict[str, Any]:
+    """A turn for whoever makes it, with what its ladder is held against.
+
+    Only a first start may leave its ladder early: a repeat has no rung too many, and the baseline is what others are
+    held against.
+    """
+    by = sweep.settings().objective
+    peaks = [r.peak() for r in counting(sweep, records)]
+    rates = [p.output_tokens_per_second for p in peaks if p and p.output_tokens_per_second]
+    # Another's best reading may be too high, and this one's too low, by the noise of a start.
+    best = max(rates) * (1 - BEYOND_NOISE) if rates and turn.purpose == "explore" else None
+    # The bound is one of throughput; another objective asks for the whole ladder.
+    by_throughput = by.of_point is PEAK.of_point
+    needed = {SINGLE_STREAM.concurrency, by.concurrency} if by_throughput else set(sweep.asked.ladder)
+    return dataclasses.asdict(turn) | {"best": best, "needed": sorted(rung for rung in needed if rung)}
+
+
+def most_turns(sweep: HostSweep) -> int:
+    """No sweep of this plan makes more starts."""
+    return schedule.cost(sweep.scheduled(), sweep.settings()).starts
+
+
+def kept(sweep: HostSweep, records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What is not measured again, because an earlier sweep's record stands: [{"configuration", "outcome", "why"}]."""
+    rows: dict[str, dict[str, Any]] = {}
+    for record in counting(sweep, records):
+        why = "measured before, kept"
+        if record.outcome == "failed":
+            why = "failed before; -e retry=failed tries it again"
+        rows[record.configuration.name] = {
+            "configuration": record.configuration.name,
+            "outcome": record.outcome,
+            "why": why,
+        }
+    return list(rows.values())
+
+
+def measured_otherwise(sweep: HostSweep, records: Iterable[Record]) -> list[dict[str, str]]:
+    """Configurations that were measured before, but not with the inputs of now, and what changed."""
+    rows = []
+    newest: dict[str, Record] = {}
+    for record in records:
+        if record.host.name == sweep.host and record.outcome != "rejected":
+            newest[record.configuration.name] = max(
+                record, newest.get(record.configuration.name, record), key=lambda r: r.updated_at
+            )
+    for name, known in sweep.fingerprints.items():
+        old = newest.get(name)
+        if old is None or old.fingerprint == known.fingerprint or not old.fingerprint_of:
+            continue
+        changes = [key for key in known.of if known.of[key] != old.fingerprint_of.get(key)]
+        what = ", ".join(_change(key, old.fingerprint_of.get(key), known.of[key]) for key in changes)
+        rows.append({"configuration": name, "changed": what})
+    return rows
+
+
+def _change(key: str, old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        parts = [k for k in dict.fromkeys([*old, *new]) if old.get(k) != new.get(k)]
+        return ", ".join(f"{key} {part} {old.get(part)} to {new.get(part)}" for part in parts)
+    if isinstance(old, list) and isinstance(new, list):
+        gone, come = [x for x in old if x not in new], [x for x in new if x not in old]
+        return f"{key} {' '.join(map(str, gone)) or '(none)'} to {' '.join(map(str, come)) or '(none)'}"
+    return f"{key} {old} to {new}"
+
+
+def _spent(sweep: HostSweep, now: dt.datetime) -> float:
+    return (now - dt.datetime.fromisoformat(sweep.began_at)).total_seconds() / 60 if sweep.began_at else 0.0

@@ -1,0 +1,27 @@
+"""Which configuration the others are held against, and how alike hosts share the work. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def baseline_of(configurations: Iterable[Mapping[str, Any]]) -> str | None:
+    """The root that most others are held against, by one step or several; the first if none is."""
+    parents = {str(c["name"]): c.get("against") for c in configurations}
+    counted: Counter[str] = Counter()
+    for name in parents:
+        root, walked = name, set()
+        while (above := parents.get(root)) in parents and above not in walked:
+            walked.add(root)
+            root = str(above)
+        counted[root] += 1
+    return max(counted, key=lambda name: counted[name]) if counted else None
+
+
+def share(names: Sequence[str], hosts: Sequence[str], baseline: str | None) -> dict[str, list[str]]:
+    """Split configurations over alike hosts: each once, the baseline on every host, in the order given."""
+    rest = [name for name in names if name != baseline]
+    own = [baseline] if baseline in names else []
+    return {host: [*own, *rest[place :: len(hosts)]] for place, host in enumerate(hosts)}

@@ -1,0 +1,107 @@
+"""What was put into service for good, and what served before it, so that the way back is one command."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from . import kept
+from .managers import manager_for
+from .services import configuration_of, engine_unit
+from .settings import HostError, Settings, read_json, write_json
+from .switch import running, serving_units
+
+_PROMOTED = "promoted.json"
+_WHY = "promotion"
+
+
+def promoted(settings: Settings) -> dict[str, Any]:
+    """{"now": {"configuration", "fingerprint", "at"} or None, "before": {"units", "fingerprints", "at"} or None}."""
+    return read_json(settings.state / _PROMOTED, {"now": None, "before": None})
+
+
+def since(settings: Settings, name: str) -> str | None:
+    """Since when a configuration is in service for good; None if it is not."""
+    now = promoted(settings)["now"] or {}
+    return now["at"] if now.get("configuration") == name else None
+
+
+def prepare(settings: Settings, name: str, fingerprint: str, yields: list[str]) -> dict[str, Any]:
+    """Before a switch to `name`: keep what serves, unless that is what is to serve.
+
+    Returns:
+        What is kept, {"units", "fingerprints", "at"}, or {} where nothing else serves.
+    """
+    units = serving_units(settings, manager_for(settings), yields)
+    known = running(settings)
+    fingerprints = {
+        unit: known[unit]["ready_fingerprint"] for unit in units if known.get(unit, {}).get("ready_fingerprint")
+    }
+    if not units or (units == [engine_unit(name)] and fingerprints == {engine_unit(name): fingerprint}):
+        return {}
+    kept.set_aside(settings, units, _WHY)
+    return {"units": units, "fingerprints": fingerprints, "at": _now()}
+
+
+def promote(settings: Settings, name: str, fingerprint: str, before: dict[str, Any]) -> dict[str, Any]:
+    """Note that `name` is in service for good; `before` is what `prepare` answered. As `promoted`, with "changed"."""
+    known = promoted(settings)
+    now = known["now"] or {}
+    if (now.get("configuration"), now.get("fingerprint")) == (name, fingerprint):
+        return known | {"changed": False}
+    told = {
+        "now": {"configuration": name, "fingerprint": fingerprint, "at": _now()},
+        "before": before or known["before"],
+    }
+    write_json(settings.state / _PROMOTED, told)
+    return told | {"changed": True}
+
+
+def roll_back(settings: Settings) -> dict[str, Any]:
+    """Make ready what served before: its units get their files back when they are restored.
+
+    Returns:
+        {"units": what to restore, "configuration": of them the one of ours or None, "leaving": the promoted one}.
+
+    Raises:
+        HostError: nothing was promoted here, or nothing served before it.
+    """
+    known = promoted(settings)
+    before = known["before"]
+    if known["now"] is None:
+        raise HostError("Nothing was promoted on this host, so there is nothing to roll back.")
+    if not before:
+        name = known["now"]["configuration"]
+        raise HostError(f"Nothing served before {name} was promoted. To stop it: playbooks/stop.yml.")
+    kept.take_back(settings, before["units"], _WHY)
+    last = running(settings)
+    for unit, fingerprint in before["fingerprints"].items():
+        last[unit] = last.get(unit, {}) | {"ready_fingerprint": fingerprint}
+    write_json(settings.state / "running.json", last)
+    ours = [name for unit in before["units"] if (name := configuration_of(unit))]
+    return {
+        "units": before["units"],
+        "configuration": ours[0] if ours else None,
+        "leaving": known["now"]["configuration"],
+    }
+
+
+def rolled_back(settings: Settings) -> dict[str, Any]:
+    """Note that what served before serves again; there is nothing further back."""
+    known = promoted(settings)
+    before = known["before"] or {"units": [], "fingerprints": {}}
+    ours = [unit for unit in before["units"] if configuration_of(unit)]
+    now = None
+    if ours:
+        now = {
+            "configuration": configuration_of(ours[0]),
+            "fingerprint": before["fingerprints"].get(ours[0], ""),
+            "at": _now(),
+        }
+    told = {"now": now, "before": None}
+    write_json(settings.state / _PROMOTED, told)
+    return told
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,219 @@
+"""A sweep as the controller runs it: what counts, what goes on, what is tried again, and what is told of a turn."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+
+import msgspec
+import pytest
+from builders import a_point, a_record
+
+from benchmark.campaign import record as rec
+from benchmark.campaign import turns
+from benchmark.campaign.foreseen import foreseen_lines
+from benchmark.campaign.store import Campaign
+
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+PEAKS = {"tp8": 500.0, "ep8": 900.0, "ep4": 880.0}
+
+
+def a_sweep(names=PEAKS, verdicts=None, **asked):
+    plan = [
+        {
+            "name": name,
+            "verdict": (verdicts or {}).get(name, "runs"),
+            "sentence": "It does not fit.",
+            "configuration": {
+                "name": name,
+                "against": None if name == "tp8" else "tp8",
+                "engine": {"tp_size": 8},
+                "environment": {},
+            },
+            "plan": {"verdict": "runs", "sentence": "It does not fit.", "speed": {"peak": {"expected": PEAKS[name]}}},
+        }
+        for name in names
+    ]
+    known = {name: {"fingerprint": name, "of": {"driver": "580", "engine": {"name": "sglang"}}} for name in names}
+    asked = {"ladder": [1, 16, 64], "confidence": "quick", **asked}
+    said = {"host": "h1", "plan": plan, "fingerprints": known, "asked": asked}
+    return turns.asked_for(json.dumps(said).encode())
+
+
+def done(name, number=1, rungs=(1, 16, 64), ladder=(1, 16, 64), **more):
+    fields = {
+        "configuration": rec.Configuration(name=name, against=None if name == "tp8" else "tp8"),
+        "fingerprint": name,
+        "start_number": number,
+        "outcome": "measured",
+        "complete": True,
+        "ladder": list(ladder),
+        "points": [a_point(c, PEAKS[name] * c / 64) for c in rungs],
+    }
+    return a_record(**(fields | more))
+
+
+def failed(name, *, may_pass):
+    failure = rec.Failure(kind="killed", stage="ready", sentence="It was killed.", may_pass=may_pass)
+    return done(name, outcome="failed", points=[], failure=failure)
+
+
+def coming(sweep, records, at=NOON):
+    return [(turn.configuration, turn.start_number) for turn in turns.look(sweep, records, at).turns]
+
+
+def test_what_an_earlier_sweep_completed_is_not_repeated():
+    sweep = turns.opened(a_sweep(), [], NOON)
+    assert coming(sweep, []) == [("tp8", 1), ("ep8", 1), ("ep4", 1)]
+    assert coming(sweep, [done("tp8"), done("ep8")]) == [("ep4", 1)]
+    assert [row["why"] for row in turns.kept(sweep, [done("tp8")])] == ["measured before, kept"]
+
+
+def test_a_start_that_was_cut_off_goes_on():
+    sweep = turns.opened(a_sweep(), [], NOON)
+    assert ("ep8", 1) in coming(sweep, [done("tp8"), done("ep8", rungs=(1, 16), complete=False)])
+
+
+def test_a_longer_ladder_needs_the_new_rungs_only_of_first_starts():
+    sweep = turns.opened(a_sweep(["tp8"], ladder=[1, 16, 64, 256], confidence="full"), [], NOON)
+    records = [done("tp8"), done("tp8", 2, rungs=(64,), ladder=(64,))]
+    assert coming(sweep, records)[0] == ("tp8", 1)
+    # What was left out on purpose is not asked for again.
+    left = rec.Left(rungs=[256], reason="It could not win.")
+    assert ("tp8", 1) not in coming(sweep, [done("tp8", left=left)])
+
+
+@pytest.mark.parametrize(
+    ("retry", "again"),
+    [
+        ("may_pass", [("ep4", 1)]),
+        ("failed", [("ep8", 1), ("ep4", 1)]),
+        ("none", []),
+        ("all", [("tp8", 2), ("ep8", 2), ("ep4", 2)]),
+    ],
+)
+def test_what_is_tried_again_is_the_callers_to_say(retry, again):
+    records = [done("tp8"), failed("ep8", may_pass=False), failed("ep4", may_pass=True)]
+    sweep = turns.opened(a_sweep(retry=retry), records, NOON)
+    assert coming(sweep, records) == again
+
+
+def test_starting_everything_once_more_goes_on_where_it_was():
+    records = [done("tp8"), done("ep8"), done("ep4")]
+    sweep = turns.opened(a_sweep(retry="all"), records, NOON)
+    sweep = turns.taken(sweep, turns.look(sweep, records, NOON))
+    assert sweep.taken == [turns.Taken("tp8", 2)]
+    records.append(done("tp8", 2))
+    assert coming(sweep, records) == [("ep8", 2), ("ep4", 2)]
+
+
+def test_a_turn_is_handed_out_once_even_if_it_leaves_nothing_behind():
+    sweep = turns.opened(a_sweep(), [], NOON)
+    for name in ("tp8", "ep8", "ep4"):
+        found = turns.look(sweep, [], NOON)
+        assert found.turns[0].configuration == name
+        sweep = turns.taken(sweep, found)
+    found = turns.look(sweep, [], NOON)
+    assert found.turns == []
+    # It was tried, so it was not skipped.
+    assert found.skipped == []
+
+
+def test_a_failure_of_this_sweep_is_not_tried_again_by_it():
+    sweep = turns.opened(a_sweep(), [], NOON)
+    sweep = turns.taken(sweep, turns.look(sweep, [], NOON))
+    assert ("tp8", 1) not in coming(sweep, [failed("tp8", may_pass=True)])
+
+
+def test_other_inputs_do_not_count_and_it_says_what_changed():
+    old = done("ep8", fingerprint="old", fingerprint_of={"driver": "570", "engine": {"name": "sglang"}})
+    sweep = turns.opened(a_sweep(), [old], NOON)
+    assert ("ep8", 1) in coming(sweep, [old])
+    assert turns.measured_otherwise(sweep, [old]) == [{"configuration": "ep8", "changed": "driver 570 to 580"}]
+    lines = foreseen_lines(sweep, [old], turns.look(sweep, [old], NOON))
+    assert "  ep8: measured before otherwise (driver 570 to 580), so it is measured again." in lines
+
+
+def test_records_of_another_host_do_not_count():
+    elsewhere = msgspec.structs.replace(done("ep8"), host=rec.Host(name="h2"))
+    assert ("ep8", 1) in coming(turns.opened(a_sweep(), [], NOON), [elsewhere])
+
+
+def test_the_budget_is_of_the_clock_and_what_it_leaves_out_is_named():
+    # A start takes 20 minutes, three points 6: 60 minutes hold two.
+    sweep = turns.opened(a_sweep(budget_minutes=60), [], NOON)
+    assert coming(sweep, []) == [("tp8", 1), ("ep8", 1)]
+    later = NOON + dt.timedelta(minutes=40)
+    found = turns.look(sweep, [done("tp8")], later)
+    assert [turn.configuration for turn in found.turns] == []
+    assert [row["configuration"] for row in found.skipped] == ["ep8", "ep4"]
+    assert found.skipped[0]["reason"].startswith("Deferred: 20 minutes are left")
+
+
+def test_what_the_plan_rejects_is_tried_where_the_caller_says_so():
+    assert coming(turns.opened(a_sweep(verdicts={"ep8": "rejected"}), [], NOON), []) == [("tp8", 1), ("ep4", 1)]
+    sweep = a_sweep()
+    odd = [entry | {"plan": entry["plan"] | {"verdict": "rejected"}} for entry in sweep.plan]
+    assert len(coming(turns.opened(msgspec.structs.replace(sweep, plan=odd), [], NOON), [])) == 3
+
+
+def test_only_a_first_start_may_leave_its_ladder():
+    sweep = turns.opened(a_sweep(confidence="full"), [], NOON)
+    baseline = turns.look(sweep, [], NOON).turns[0]
+    assert turns.told(sweep, [], baseline)["best"] is None
+    records = [done("tp8"), done("ep8")]
+    explore = next(turn for turn in turns.look(sweep, records, NOON).turns if turn.purpose == "explore")
+    told = turns.told(sweep, records, explore)
+    # Three deviations of a start below 900.
+    assert told["best"] == pytest.approx(900 * 0.94)
+    assert told["needed"] == [1]
+    again = next(turn for turn in turns.look(sweep, records, NOON).turns if turn.purpose == "confirm")
+    assert turns.told(sweep, records, again)["best"] is None
+
+
+def test_another_objective_keeps_its_rungs():
+    sweep = turns.opened(a_sweep(objective="throughput@16"), [], NOON)
+    records = [done("tp8")]
+    turn = turns.look(sweep, records, NOON).turns[0]
+    assert turns.told(sweep, records, turn)["needed"] == [1, 16]
+    energy = turns.opened(a_sweep(objective="tokens_per_joule"), [], NOON)
+    assert turns.told(energy, records, turn)["needed"] == [1, 16, 64]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"confidence": "certain"}, "confidence"),
+        ({"objective": "peek"}, "did you mean 'peak'"),
+        ({"retry": "some"}, "retry"),
+        ({"budget_minutes": -5}, "A budget of -5 minutes holds nothing"),
+        ({"ladder": []}, "ladder is empty"),
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused_with_a_reason(asked, why):
+    with pytest.raises(turns.SweepError, match=why):
+        a_sweep(**asked)
+
+
+def test_the_plan_on_the_terminal_says_what_in_which_order_and_how_long():
+    sweep = turns.opened(a_sweep(verdicts={"ep4": "rejected"}), [], NOON)
+    assert foreseen_lines(sweep, [], turns.look(sweep, [], NOON)) == [
+        "h1: 2 engine starts foreseen, about 52 minutes. Close calls are not decided (confidence=quick).",
+        "  1. tp8: 26 minutes. The baseline, first.",
+        "  2. ep8: 26 minutes. In the plan's order.",
+        "  ep4: not tried. It does not fit.",
+    ]
+    full = turns.opened(a_sweep(confidence="full"), [], NOON)
+    lines = foreseen_lines(full, [], turns.look(full, [], NOON))
+    # Five times 26 minutes; at most each of three once, the baseline twice more, three finalists again, and the quote.
+    assert lines[0] == "h1: 5 engine starts foreseen, about 2.2 hours; 9 engine starts at most."
+    assert "  5. tp8, start 3: 26 minutes. The baseline again: drift and noise." in lines
+
+
+def test_a_sweep_is_kept_beside_its_records(tmp_path):
+    campaign = Campaign(tmp_path, "c")
+    sweep = turns.opened(a_sweep(), [], NOON)
+    campaign.keep_sweep(sweep)
+    assert campaign.sweep("h1") == sweep
+    assert campaign.sweeps() == [sweep]
+    assert campaign.records() == []

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmark.host import promotion
+from benchmark.host.settings import HostError, Settings, read_json, write_json
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(promotion, "manager_for", lambda _: None)
+    return Settings(state=tmp_path, unit_directory=tmp_path / "units", manager="supervisor")
+
+
+def serves(settings, monkeypatch, unit, fingerprint, text):
+    """What a switch leaves behind once a unit is ready."""
+    monkeypatch.setattr(promotion, "serving_units", lambda *_: [unit])
+    write_json(settings.state / "running.json", {unit: {"ready_fingerprint": fingerprint}})
+    ready = settings.state / "ready" / unit / f"{unit}.conf"
+    ready.parent.mkdir(parents=True, exist_ok=True)
+    ready.write_text(text)
+
+
+def test_the_same_configuration_with_other_settings_can_be_rolled_back(settings, monkeypatch):
+    serves(settings, monkeypatch, "sglang-ep4", "old", "as it was")
+    before = promotion.prepare(settings, "ep4", "new", [])
+    assert before["units"] == ["sglang-ep4"]
+    serves(settings, monkeypatch, "sglang-ep4", "new", "changed")
+    assert promotion.promote(settings, "ep4", "new", before)["changed"] is True
+    assert promotion.since(settings, "ep4") is not None
+    told = promotion.roll_back(settings)
+    assert told == {"units": ["sglang-ep4"], "configuration": "ep4", "leaving": "ep4"}
+    # The unit gets its old file, and an engine with the new fingerprint is not what is wanted.
+    assert (settings.state / "ready/sglang-ep4/sglang-ep4.conf").read_text() == "as it was"
+    assert read_json(settings.state / "running.json")["sglang-ep4"]["ready_fingerprint"] == "old"
+    assert promotion.rolled_back(settings)["now"]["fingerprint"] == "old"
+    with pytest.raises(HostError, match="Nothing served before ep4"):
+        promotion.roll_back(settings)
+
+
+def test_promoting_what_is_promoted_changes_nothing(settings, monkeypatch):
+    serves(settings, monkeypatch, "sglang-ep8", "old", "as it was")
+    first = promotion.promote(settings, "ep4", "new", promotion.prepare(settings, "ep4", "new", []))
+    serves(settings, monkeypatch, "sglang-ep4", "new", "x")
+    again = promotion.promote(settings, "ep4", "new", promotion.prepare(settings, "ep4", "new", []))
+    assert again["changed"] is False
+    assert (again["now"], again["before"]) == (first["now"], first["before"])
+    assert promotion.since(settings, "ep8") is None
+
+
+def test_there_is_no_way_back_where_nothing_was_promoted(settings):
+    with pytest.raises(HostError, match="Nothing was promoted"):
+        promotion.roll_back(settings)

@@ -1,0 +1,143 @@
+"""Several engine starts of one configuration on a host: a record each, and which points belong to which start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builders import a_point
+
+from benchmark.campaign import record as rec
+from benchmark.host import records
+from benchmark.host.settings import HostError, Settings, write_json
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(records.gpus, "gpus", lambda _: [])
+    monkeypatch.setattr(records.engine_http, "loads", lambda _: {})
+    monkeypatch.setattr(records.preflight, "for_record", lambda *_: {"gpus": [], "details": {}})
+    return Settings(state=tmp_path, unit_directory=tmp_path / "units")
+
+
+def context(number=1, ladder=(1, 8, 64)):
+    return {
+        "configuration": {"name": "ep4", "description": "", "engine": {"ep_size": 4}, "environment": {}},
+        "arguments": ["--ep-size", "4"],
+        "engine": {"name": "simulated", "version": "0.5.11"},
+        "model": {"name": "m", "path": "m", "revision": ""},
+        "workload": "quick",
+        "ladder": list(ladder),
+        "plan": {},
+        "host": "h1",
+        "start_number": number,
+    }
+
+
+def read(answer) -> rec.Record:
+    return rec.load(Path(answer["record"]).read_bytes())
+
+
+def started(settings, key, at):
+    records.started(settings, "ep4", key, {"started_at": at, "ready_seconds": 5.0})
+
+
+def test_each_start_has_a_record_of_its_own(settings):
+    first, second = records.begin(settings, context()), records.begin(settings, context(2, (64,)))
+    assert second["fingerprint"] == first["fingerprint"]
+    assert second["key"] == f"{first['key']}-s2"
+    assert (read(first).start_number, read(second).start_number) == (1, 2)
+    assert read(second).ladder == [64]
+    known = records.fingerprints(settings, [context()])
+    assert known["ep4"]["fingerprint"] == first["fingerprint"]
+
+
+def test_a_key_that_leads_elsewhere_is_refused(settings):
+    for key in ("../x", "abc-s0", "abc-s2/..", ""):
+        with pytest.raises(HostError, match="no record's name"):
+            records.folder(settings, "ep4", key)
+
+
+def test_an_engine_that_was_measured_cannot_be_a_second_start(settings):
+    first = records.begin(settings, context())
+    write_json(settings.state / "running.json", {"sglang-ep4": {"started_at": 1000.0}})
+    # What serves may be measured as it is, once.
+    assert first["start_anew"] is False
+    started(settings, first["key"], 1000.0)
+    records.add_point(settings, "ep4", first["key"], a_point(1, 10.0))
+    assert records.begin(settings, context())["start_anew"] is False
+    assert records.begin(settings, context(2))["start_anew"] is True
+    write_json(settings.state / "running.json", {"sglang-ep4": {"started_at": 2000.0}})
+    assert records.begin(settings, context(2))["start_anew"] is False
+
+
+def test_a_record_that_went_on_says_which_points_belong_to_which_engine(settings):
+    answer = records.begin(settings, context())
+    started(settings, answer["key"], 1000.0)
+    records.add_point(settings, "ep4", answer["key"], a_point(1, 10.0))
+    # Cut off here; the sweep goes on with another engine, which dies before a point and is started again.
+    answer = records.begin(settings, context())
+    assert answer["measured"] == [1]
+    started(settings, answer["key"], 2000.0)
+    started(settings, answer["key"], 3000.0)
+    records.add_point(settings, "ep4", answer["key"], a_point(8, 70.0))
+    record = read(answer)
+    assert [point.engine_started_at for point in record.points] == [
+        "1970-01-01T00:16:40+00:00",
+        "1970-01-01T00:50:00+00:00",
+    ]
+    assert [start.started_at for start in record.earlier_starts] == ["1970-01-01T00:16:40+00:00"]
+    assert record.start.started_at == "1970-01-01T00:50:00+00:00"
+
+
+def test_a_rung_that_cannot_win_is_left_and_the_record_is_complete(settings):
+    answer = records.begin(settings, context())
+    started(settings, answer["key"], 1000.0)
+    records.add_point(settings, "ep4", answer["key"], a_point(1, 10.0))
+    # 10 tokens a second at 1 allow at most 640 at 64: 600 may be beaten, 700 not.
+    assert records.leave(settings, "ep4", answer["key"], 8, 600.0, []) == ""
+    assert records.leave(settings, "ep4", answer["key"], 8, 700.0, [8]) == ""
+    why = records.leave(settings, "ep4", answer["key"], 8, 700.0, [])
+    assert why == ("10 tokens a second at concurrency 1 allow at most 640 at 64, below the 700 that another reached.")
+    assert records.leave(settings, "ep4", answer["key"], 64, 700.0, [])
+    assert records.finish(settings, "ep4", answer["key"])["complete"] is True
+    assert read(answer).left == rec.Left(rungs=[8, 64], reason=why)
+    # With another ladder it is asked anew.
+    assert records.begin(settings, context(ladder=(1, 8)))["complete"] is False
+
+
+def test_above_a_rung_at_which_the_engine_gave_up_nothing_is_tried(settings):
+    answer = records.begin(settings, context())
+    started(settings, answer["key"], 1000.0)
+    gave_up = rec.Flag(id="aborted", severity="invalid", message="Given up after 64 failed requests.")
+    records.add_point(settings, "ep4", answer["key"], a_point(1, 10.0))
+    records.add_point(settings, "ep4", answer["key"], a_point(8, 1.0, flags=[gave_up]))
+    why = records.leave(settings, "ep4", answer["key"], 64, None, [64])
+    assert why == "Concurrency 8 failed, so concurrency 64 would too."
+    assert read(answer).left.may_be_best is False
+    # The rung itself is tried again by a later sweep.
+    assert records.leave(settings, "ep4", answer["key"], 8, None, []) == ""
+
+
+def test_an_invalid_point_for_another_reason_ends_no_ladder(settings):
+    answer = records.begin(settings, context())
+    started(settings, answer["key"], 1000.0)
+    compiled = rec.Flag(id="compiled", severity="invalid", message="A kernel was compiled inside the window.")
+    records.add_point(settings, "ep4", answer["key"], a_point(8, 70.0, flags=[compiled]))
+    assert records.leave(settings, "ep4", answer["key"], 64, None, []) == ""
+
+
+def test_the_fact_is_of_the_start_that_has_the_whole_ladder(settings):
+    first = records.begin(settings, context(ladder=(1, 8)))
+    started(settings, first["key"], 1000.0)
+    for rung, rate in ((1, 10.0), (8, 60.0)):
+        records.add_point(settings, "ep4", first["key"], a_point(rung, rate))
+    second = records.begin(settings, context(2, (8,)))
+    started(settings, second["key"], 2000.0)
+    records.add_point(settings, "ep4", second["key"], a_point(8, 62.0))
+    told = records.finish(settings, "ep4", second["key"])
+    assert told["peak_output_tokens_per_second"] == 62.0
+    assert told["fact"]["peak_output_tokens_per_second"] == 60.0
+    assert told["fact"]["single_stream_tokens_per_second"] == 10.0
+    assert told["fact"]["starts"] == 2
+    assert told["fact"]["promoted"] is None
