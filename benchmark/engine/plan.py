@@ -124,7 +124,8 @@ def _with_sizes(
         "kv_tokens": memory.total_token_capacity,
         "memory": _memory_dict(memory),
     }
-    verdict, sentence = judge(memory, layout, host, verdicts, calibrated=calibration is not None)
+    known = calibration is not None and calibration.knows_memory(layout.gpus)
+    verdict, sentence = judge(memory, layout, host, verdicts, calibrated=known)
     risk = _risk(memory, layout, host, verdict)
     if engine.get("speculative_algorithm") and verdict != "rejected":
         risk = "speculation is not in the predicted speed" + ("" if risk == "low" else f"; {risk}")
