@@ -29,6 +29,7 @@ from .roofline import (
     PIPELINE_STAGE_OVERHEAD,
     PIPELINE_STALL,
     PREFILL_OVERHEAD,
+    RANKS_OVERHEAD,
     REQUEST_OVERHEAD,
     STEP_OVERHEAD,
     UNACCOUNTED_ABOVE,
@@ -145,6 +146,8 @@ class StepModel:
         if graphs and micro > 1:
             work.append(MOE_BATCH_OVERHEAD.scaled(self.shape.moe_layers))
         work += [STEP_OVERHEAD, REQUEST_OVERHEAD.scaled(own)]
+        if layout.tp * layout.pp > 1:
+            work.append(RANKS_OVERHEAD)
         if layout.pp > 1:
             work.append(PIPELINE_STAGE_OVERHEAD.scaled(layout.pp))
         return {
