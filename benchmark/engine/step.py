@@ -257,11 +257,14 @@ def _rung(model: StepModel, memory: MemoryPlan, prompt: int, output: int, concur
     together, company = _shared_prefill(model, memory, prompt, output, reached, alone)
     together = model.occupied(together, reached)
     life = [output * s + reached * p for s, p in zip(three(step), three(together), strict=True)]
-    # A request waits for the step that runs, for prefills before its own (a queue with constant service: M/D/1), and
-    # for its own. Users in step with each other wait for everybody's.
-    busy = reached * together.expected / life[1]
-    queue = busy * company * together.expected / (2 * (1 - busy)) if reached > 1 else 0.0
-    wait = alone.expected + step.expected / 2 + min(queue, reached * together.expected / 2)
+    # A request waits for what runs, a step or a prefill, and for its own prefill, which takes all that wait with it.
+    # Where a chunk holds one prompt they queue (constant service: M/D/1). Users in step wait for everybody's.
+    busy = reached * together.expected / life[1] if reached > 1 else 0.0
+    shared = company * together.expected
+    running = shared / 2
+    if largest_company(prompt, reached, memory.chunked_prefill_size) == 1:
+        running = min(running / (1 - busy), reached * together.expected / 2)
+    wait = max(alone.expected, shared) + (1 - busy) * step.expected / 2 + busy * running
     first = Range(alone.low, max(alone.low, wait), alone.high + step.high + reached * together.high)
     queued = max(0, concurrency - reached) / reached
     ttft = Range(*(own + queued * whole for own, whole in zip(three(first), life, strict=True)))
