@@ -19,6 +19,7 @@ from .memory import MemoryPlan
 from .models import ModelShape
 from .ranges import Range, independent_sum
 from .roofline import (
+    ACTIVATION_QUANTIZATION,
     DENSE_LAYER_OVERHEAD,
     EAGER_ATTENTION,
     EAGER_EXPERTS,
@@ -39,6 +40,7 @@ from .roofline import (
     eplb_seconds,
     experts_seconds,
     matrices_seconds,
+    quantizes_activations,
     stage_work,
     three,
 )
@@ -143,6 +145,8 @@ class StepModel:
         graphs = own <= self.graph_batch
         work = [part for stage in self.stages for part in self._work(stage, micro, own, own, pairs, decode=True)]
         work += self._layers(MOE_LAYER_OVERHEAD, DENSE_LAYER_OVERHEAD) if graphs else []
+        if graphs and quantizes_activations(self.shape):
+            work.append(ACTIVATION_QUANTIZATION.scaled(self.shape.layers))
         if graphs and micro > 1:
             work.append(MOE_BATCH_OVERHEAD.scaled(self.shape.moe_layers))
         work += [STEP_OVERHEAD, REQUEST_OVERHEAD.scaled(own)]
