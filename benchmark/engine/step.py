@@ -266,7 +266,7 @@ def _rung(model: StepModel, memory: MemoryPlan, prompt: int, output: int, concur
     busy = reached * together.expected / life[1] if reached > 1 else 0.0
     shared = company * together.expected
     running = shared / 2
-    if largest_company(prompt, reached, memory.chunked_prefill_size) == 1:
+    if largest_company(prompt, reached, memory.chunked_prefill_size, model.layout.attention_dp) == 1:
         running = min(running / (1 - busy), reached * together.expected / 2)
     wait = max(alone.expected, shared) + (1 - busy) * step.expected / 2 + busy * running
     first = Range(alone.low, max(alone.low, wait), alone.high + step.high + reached * together.high)
