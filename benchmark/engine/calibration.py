@@ -55,12 +55,17 @@ class Calibration:
     source: str
     """What it rests on, in words for the user."""
     weights_extra_bytes: int = 0
+    weights_measured: bool = False
     pre_load_free_bytes: Mapping[int, int] = field(default_factory=dict)
     """By GPUs of the split (communicators take memory too); a number of GPUs that was not measured is not in it."""
     graph_scale: float = 1.0
     factors: Mapping[str, Factor] = field(default_factory=dict)
     """By kind of time: decode and prefill (the GPU's work), launch, communication."""
     points: int = 0
+
+    def knows_memory(self, gpus: int) -> bool:
+        """Whether this model's weights, and the free memory of a split over so many GPUs, were measured."""
+        return self.weights_measured and gpus in self.pre_load_free_bytes
 
     def factor(self, group: str) -> Factor:
         return self.factors.get(group) or Factor(1.0, PRIOR[group])
@@ -170,7 +175,7 @@ def _memory(kept: list[_Seen], shape: ModelShape) -> dict[str, Any]:
             graphs.append(start["graph_bytes"] / plan.graph_bytes)
     found: dict[str, Any] = {}
     if extras:
-        found["weights_extra_bytes"] = int(median(extras))
+        found |= {"weights_extra_bytes": int(median(extras)), "weights_measured": True}
     if frees:
         found["pre_load_free_bytes"] = {gpus: min(values) for gpus, values in frees.items()}
     if graphs:

@@ -124,16 +124,20 @@ def _with_sizes(
         "kv_tokens": memory.total_token_capacity,
         "memory": _memory_dict(memory),
     }
-    verdict, sentence = judge(memory, layout, host, verdicts, calibrated=calibration is not None)
-    risk = _risk(memory, layout, host, verdict)
+    known = calibration is not None and calibration.knows_memory(layout.gpus)
+    verdict, sentence = judge(memory, layout, host, verdicts, calibrated=known)
+    timed = verdict != "rejected" and {"prompt_tokens", "output_tokens"} <= (workload or {}).keys()
+    rungs: list[dict[str, Any]] = []
+    if timed and workload:
+        model = StepModel(shape, layout, engine, host, release, calibration)
+        rungs = predict_ladder(model, memory, workload, ladder)
+    reached = max((rung["reached"] for rung in rungs), default=0)
+    risk = _risk(memory, layout, host, verdict, reached or memory.max_running_requests)
     if engine.get("speculative_algorithm") and verdict != "rejected":
         risk = "speculation is not in the predicted speed" + ("" if risk == "low" else f"; {risk}")
     found |= {"verdict": verdict, "sentence": sentence, "risk": risk}
-    if verdict == "rejected" or not workload or not {"prompt_tokens", "output_tokens"} <= workload.keys():
+    if not timed:
         return found
-    model = StepModel(shape, layout, engine, host, release, calibration)
-    rungs = predict_ladder(model, memory, workload, ladder)
-    reached = max((rung["reached"] for rung in rungs), default=0)
     found |= {"concurrency_reached": reached, "speed": _speed(rungs)}
     if rungs and not reached and memory.failure is None:
         found["verdict"] = "doubtful"
@@ -175,8 +179,8 @@ def judge(
     return ("doubtful" if doubts else "runs"), sentence
 
 
-def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str) -> str:
-    """What would most likely prove the plan wrong, or waste the host."""
+def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, running: int) -> str:
+    """What would most likely prove the plan wrong, or waste the host, with so many requests at once."""
     if verdict == "rejected":
         return "does not start"
     idle = host.count * host.nodes - layout.gpus
@@ -192,7 +196,7 @@ def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str) -> str:
         risks.append("long prefills may run out of memory")
     if memory.graph_max_batch == 0:
         risks.append("no decode graphs: slow steps")
-    elif memory.graph_max_batch < memory.max_running_requests // memory.pools:
+    elif memory.graph_max_batch < running // memory.pools:
         risks.append(f"no decode graph above {memory.graph_max_batch} requests")
     return "; ".join(risks) or "low"
 

@@ -34,6 +34,9 @@ DENSE_LAYER_OVERHEAD = Range(15e-6, 30e-6, 60e-6)
 # Above one token routing sorts tokens by expert and adds their outputs up: a few kernels more in every such layer.
 # Two models on one H200 take 0.3 (7 layers) and 0.5 ms (11) more at 8 requests than their bytes explain.
 MOE_BATCH_OVERHEAD = Range(10e-6, 42e-6, 90e-6)
+# Where products take 8- or 4-bit floating-point numbers, activations are quantized in front of each: four or five small
+# kernels a layer. Assumed at 5 us each; integer weights are widened inside the product and need none.
+ACTIVATION_QUANTIZATION = Range(5e-6, 25e-6, 60e-6)
 # Without a graph a layer's kernels are launched from Python, one by one, and the CPU is the limit. On one H200 (SGLang
 # 0.5.11, 16 virtual cores) decode above the graphs took 21 ms a step more for 12 layers (MLA, experts); prefills of 512
 # tokens 19 to 40 ms for them and 35 to 38 for 8 larger ones, one of 8,192 tokens 38 to 56 for 12: launches and work add
@@ -49,6 +52,9 @@ PIECEWISE_LAYER_OVERHEAD = Range(0.1e-3, 0.4e-3, 1.5e-3)
 # the overhead of batches above.
 STEP_OVERHEAD = Range(0.15e-3, 0.3e-3, 1.0e-3)
 REQUEST_OVERHEAD = Range(4e-6, 10e-6, 40e-6)
+# Several ranks agree in every step on what runs, by messages between their processes. Six starts of mini-moe over two
+# H200s took 1.77 to 2.25 ms a step where their work and collectives explain 1.57 to 1.64, and one GPU 1.53 of 1.48.
+RANKS_OVERHEAD = Range(0.05e-3, 0.2e-3, 0.8e-3)
 # Scheduling a prefill, its first token, and the HTTP server's way there and back.
 PREFILL_OVERHEAD = Range(1e-3, 4e-3, 12e-3)
 # Pipeline stages have no overlapped scheduler (overrides.py:1624): the CPU's part shows in every micro-batch. Assumed.
@@ -207,6 +213,12 @@ def eplb_seconds(shape: ModelShape, layout: Layout, host: Host, stage: StageWork
     bandwidth = host.gpu.nvlink / 2 if host.nvlink else EPLB_PCIE_BANDWIDTH
     moving = EPLB_MOVED_SHARE.scaled(held / bandwidth / EPLB_PASSES)
     return EPLB_LAYER_OVERHEAD.scaled(stage.moe_layers).plus(moving)
+
+
+def quantizes_activations(shape: ModelShape) -> bool:
+    """Whether products take quantized activations: FP8 and NVFP4; MXFP4 and integer weights are widened instead."""
+    formats = shape.formats
+    return any(form.name in ("fp8", "nvfp4") for form in (formats.experts, formats.dense, formats.attention))
 
 
 def tensor_rate(gpu: Gpu, bits: int, name: str) -> float:

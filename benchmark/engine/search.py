@@ -14,6 +14,7 @@ from .layout import A2A_BACKENDS, Layout
 from .memory import plan_memory
 from .models import ModelShape
 from .plan import plan_configuration
+from .rules.settings import needs_remote_code
 
 # Kept free for activations and what the estimate of graphs misses, when a fraction is chosen.
 SPARE_BYTES = 2 * GIB
@@ -65,7 +66,8 @@ def search(
 ) -> list[dict[str, Any]]:
     """Plan every split and rank them: those that run first, by expected peak throughput.
 
-    `base` is a resolved configuration whose other settings all candidates share. Each result has `name`,
+    `base` is a resolved configuration whose other settings all candidates share; what the model cannot start without
+    (a memory share, trust_remote_code) is added. Each result has `name`,
     `configuration` (resolved), `entry` (for the catalogue, extending nothing) and `plan`.
     """
     rungs = tuple(ladder)
@@ -76,6 +78,8 @@ def search(
         if forced and layout.ep != layout.tp:
             continue
         engine = _engine(shared, layout, release)
+        if needs_remote_code(shape):
+            engine.setdefault("trust_remote_code", True)
         if "mem_fraction_static" not in engine:
             engine["mem_fraction_static"] = choose_fraction(shape, layout, engine, host, release)
         configuration = {

@@ -19,6 +19,7 @@ from .memory import MemoryPlan
 from .models import ModelShape
 from .ranges import Range, independent_sum
 from .roofline import (
+    ACTIVATION_QUANTIZATION,
     DENSE_LAYER_OVERHEAD,
     EAGER_ATTENTION,
     EAGER_EXPERTS,
@@ -29,6 +30,7 @@ from .roofline import (
     PIPELINE_STAGE_OVERHEAD,
     PIPELINE_STALL,
     PREFILL_OVERHEAD,
+    RANKS_OVERHEAD,
     REQUEST_OVERHEAD,
     STEP_OVERHEAD,
     UNACCOUNTED_ABOVE,
@@ -38,6 +40,7 @@ from .roofline import (
     eplb_seconds,
     experts_seconds,
     matrices_seconds,
+    quantizes_activations,
     stage_work,
     three,
 )
@@ -142,9 +145,13 @@ class StepModel:
         graphs = own <= self.graph_batch
         work = [part for stage in self.stages for part in self._work(stage, micro, own, own, pairs, decode=True)]
         work += self._layers(MOE_LAYER_OVERHEAD, DENSE_LAYER_OVERHEAD) if graphs else []
+        if graphs and quantizes_activations(self.shape):
+            work.append(ACTIVATION_QUANTIZATION.scaled(self.shape.layers))
         if graphs and micro > 1:
             work.append(MOE_BATCH_OVERHEAD.scaled(self.shape.moe_layers))
         work += [STEP_OVERHEAD, REQUEST_OVERHEAD.scaled(own)]
+        if layout.tp * layout.pp > 1:
+            work.append(RANKS_OVERHEAD)
         if layout.pp > 1:
             work.append(PIPELINE_STAGE_OVERHEAD.scaled(layout.pp))
         return {
@@ -254,11 +261,14 @@ def _rung(model: StepModel, memory: MemoryPlan, prompt: int, output: int, concur
     together, company = _shared_prefill(model, memory, prompt, output, reached, alone)
     together = model.occupied(together, reached)
     life = [output * s + reached * p for s, p in zip(three(step), three(together), strict=True)]
-    # A request waits for the step that runs, for prefills before its own (a queue with constant service: M/D/1), and
-    # for its own. Users in step with each other wait for everybody's.
-    busy = reached * together.expected / life[1]
-    queue = busy * company * together.expected / (2 * (1 - busy)) if reached > 1 else 0.0
-    wait = alone.expected + step.expected / 2 + min(queue, reached * together.expected / 2)
+    # A request waits for what runs, a step or a prefill, and for its own prefill, which takes all that wait with it.
+    # Where a chunk holds one prompt they queue (constant service: M/D/1). Users in step wait for everybody's.
+    busy = reached * together.expected / life[1] if reached > 1 else 0.0
+    shared = company * together.expected
+    running = shared / 2
+    if largest_company(prompt, reached, memory.chunked_prefill_size, model.layout.attention_dp) == 1:
+        running = min(running / (1 - busy), reached * together.expected / 2)
+    wait = max(alone.expected, shared) + (1 - busy) * step.expected / 2 + busy * running
     first = Range(alone.low, max(alone.low, wait), alone.high + step.high + reached * together.high)
     queued = max(0, concurrency - reached) / reached
     ttft = Range(*(own + queued * whole for own, whole in zip(three(first), life, strict=True)))

@@ -138,6 +138,7 @@ def check(site, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_the_role_takes_the_engines_no_for_an_answer(check, site):
     # The release's table has xgrammar; the build that is installed has not.
     (site / "sglang" / "srt" / "server_args.py").write_text(
@@ -154,6 +155,7 @@ def test_the_role_takes_the_engines_no_for_an_answer(check, site):
     assert taken.returncode == 0, taken.stdout + taken.stderr
 
 
+@pytest.mark.slow
 def test_the_role_goes_on_where_nobody_can_be_asked(check, site):
     (site / "sglang" / "srt" / "server_args.py").write_text("raise ImportError('libcuda.so.1 is not there')\n")
     answer = check({"tp_size": 8})

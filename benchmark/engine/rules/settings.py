@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..memory import plan_memory
+from ..models import ModelShape
 from ..verdict import Rule, Verdict
 from .subject import Subject
 
@@ -284,10 +285,14 @@ def _names(subject: Subject) -> Iterator[Verdict]:
     if ":" in name and "://" not in name and subject.since("0.5.6.post2"):
         yield _NAME.verdict("reject", f"served_model_name '{name}' has a colon in it.")
     shape = subject.shape
-    if shape is not None and not subject.on("trust_remote_code"):
-        kimi = shape.architecture == "KimiK25ForConditionalGeneration" or "kimi" in shape.name.lower()
-        if kimi and not subject.on("skip_tokenizer_init"):
-            yield _REMOTE.verdict("doubt", f"{shape.name} needs trust_remote_code for its tokenizer.")
+    allowed = subject.on("trust_remote_code") or subject.on("skip_tokenizer_init")
+    if shape is not None and needs_remote_code(shape) and not allowed:
+        yield _REMOTE.verdict("doubt", f"{shape.name} needs trust_remote_code for its tokenizer.")
+
+
+def needs_remote_code(shape: ModelShape) -> bool:
+    """Whether the model brings its tokenizer as code."""
+    return shape.architecture == "KimiK25ForConditionalGeneration" or "kimi" in shape.name.lower()
 
 
 def _graphs(subject: Subject) -> Iterator[Verdict]:

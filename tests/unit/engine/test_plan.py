@@ -84,9 +84,15 @@ def test_a_margin_below_two_gib_is_doubtful_either_way():
 
 def test_a_calibrated_plan_doubts_less_and_says_on_what_it_rests():
     sure = dict.fromkeys(PRIOR, Factor(1.0, 0.05))
-    calibration = Calibration("gpu1: 2 starts, 8 measurements", points=8, factors=sure)
-    found = plan({"tp_size": 8, "mem_fraction_static": 0.785, "context_length": 32768}, calibration=calibration)
+    free = int(93.94 * GIB)  # as it is assumed
+    said = "gpu1: 2 starts, 8 measurements"
+    calibration = Calibration(said, points=8, factors=sure, weights_measured=True, pre_load_free_bytes={8: free})
+    engine = {"tp_size": 8, "mem_fraction_static": 0.785, "context_length": 32768}
+    found = plan(engine, calibration=calibration)
     assert found["verdict"] == "runs"
+    # Times alone, or starts of other splits, say nothing of this one's memory.
+    for other in ({}, {"weights_measured": True, "pre_load_free_bytes": {4: free}}):
+        assert plan(engine, calibration=Calibration(said, points=8, factors=sure, **other))["verdict"] == "doubtful"
     assert found["calibrated_on"] == "gpu1: 2 starts, 8 measurements"
     peak = found["speed"]["peak"]
     # A step is known to +-25 % or so; how many prompts share a prefill is not.

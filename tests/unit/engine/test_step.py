@@ -8,7 +8,7 @@ from benchmark.engine.hardware import AllReduce, find_host
 from benchmark.engine.layout import Layout
 from benchmark.engine.memory import plan_memory
 from benchmark.engine.models import load_model
-from benchmark.engine.roofline import experts_touched, stage_work
+from benchmark.engine.roofline import experts_touched, quantizes_activations, stage_work
 from benchmark.engine.step import StepModel, predict_ladder
 
 KIMI = load_model("kimi-k2.6")
@@ -71,6 +71,34 @@ def test_bytes_read_by_tp1_for_one_token():
     stages = [stage_work(KIMI, Layout(pp=8), stage, {}, RTX) for stage in range(8)]
     read = sum(stage.fixed_bytes + 8 * stage.expert_bytes * stage.moe_layers for stage in stages)
     assert read / 1e9 == pytest.approx(32.6, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantized"),
+    [
+        ("deepseek-v3", True),
+        ("kimi-k2.6-nvfp4", True),
+        ("kimi-k2.6", False),
+        ("gpt-oss-120b", False),
+        ("glm-4.5", False),
+    ],
+)
+def test_which_formats_quantize_activations(name, quantized):
+    assert quantizes_activations(load_model(name)) is quantized
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "engine", "measured"),
+    [
+        ("minimax-m2.5", "4x RTX PRO 6000 Blackwell", {"tp_size": 4}, 71),
+        ("minimax-m2.5-nvfp4", "2x RTX PRO 6000 Blackwell", {"tp_size": 2}, 87),
+    ],
+)
+def test_single_streams_of_minimax(name, host, engine, measured):
+    """tests/data/plan-cases.yml, rank-m25-rtxp6k: one user with SGLang."""
+    rate = model(name, host, **engine).decode_seconds(1, 320).inverse()
+    assert rate.contains(measured)
+    assert rate.expected == pytest.approx(measured, rel=0.2)
 
 
 def test_a_single_stream_of_tp8_is_tens_of_tokens_a_second():
