@@ -22,7 +22,7 @@ def decision_of(site) -> dict:
 
 def test_a_full_sweep_starts_the_baseline_three_times_and_finalists_twice(site):
     site.variables["sglang_report_confidence"] = "full"
-    done = site.play("sweep.yml", configs="tp8,ep8", concurrencies="1,4")
+    done = site.play("sweep.yml", configs="tp8,ep8", concurrencies="4")
     assert done.returncode == 0, said(done)
     assert "at most" in said(done)
     records = campaign_of(site).records()
@@ -56,9 +56,8 @@ def test_a_full_sweep_starts_the_baseline_three_times_and_finalists_twice(site):
     assert len({line.split(",")[7] for line in csv.splitlines()[1:]}) == 3
     fact = json.loads((site.folder / "facts.d/sglang_tp8.fact").read_text())
     assert fact["starts"] == 3
-    assert fact["single_stream_tokens_per_second"] > 0
 
-    again = site.play("sweep.yml", configs="tp8,ep8", concurrencies="1,4")
+    again = site.play("sweep.yml", configs="tp8,ep8", concurrencies="4")
     assert again.returncode == 0, said(again)
     assert recap(again)["changed"] == 0
     assert "nothing is left to measure" in said(again)
