@@ -266,6 +266,18 @@ def _play(
     raise typer.Exit(status)
 
 
+def _file(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="-e") from None
+    if not isinstance(told, dict):
+        raise typer.BadParameter(f"{path} holds no mapping of variables.", param_hint="-e")
+    return told
+
+
 def _ladder(text: str) -> list[int]:
     try:
         rungs = [int(part) for part in text.split(",")]
@@ -279,9 +291,12 @@ def _ladder(text: str) -> list[int]:
 
 
 def _variables(extra: list[str] | None) -> dict[str, Any]:
-    """`-e key=value` pairs, and `-e @file` left to Ansible is not among them."""
+    """`-e key=value` pairs, and mappings from `-e @file.yml`, such as what `plan --search` prints."""
     found: dict[str, Any] = {}
     for pair in extra or []:
+        if pair.startswith("@"):
+            found |= _file(Path(pair[1:]))
+            continue
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
             raise typer.BadParameter(f"'{pair}' is not key=value.", param_hint="-e")

@@ -74,25 +74,38 @@ def _open(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _next(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
-    """Hand out the next start of a host's sweep; an empty one when there is none."""
+    """Keep the record of the last start, write the report, and hand out the next start; an empty one if none is left.
+
+    One call between two starts: each of them is a process on the controller.
+    """
+    if record := _standard_input():
+        _keep(campaign, record, options.host)
     with campaign.locked():
         sweep, records = campaign.sweep(options.host), campaign.all_records()
         found = turns.look(sweep, records, now())
         turn = turns.told(sweep, records, found.turns[0]) if found.turns else {}
         campaign.keep_sweep(turns.taken(sweep, found))
-    return {"turn": turn, "coming": [_brief(turn) for turn in found.turns], "minutes": found.minutes_left}
+        told = _told(campaign, options.host)
+    coming = [_brief(turn) for turn in found.turns]
+    return told | {"turn": turn, "coming": coming, "minutes": found.minutes_left}
 
 
 def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     """Keep a host's record; answers its folder and which of its raw files are not there yet."""
-    record = rec.load(_standard_input(), f"the record of {options.host}")
-    if record.host.name != options.host:
-        raise StoreError(f"{options.host} sent a record that says it is of {record.host.name}.")
-    folder = campaign.put(record)
+    record = _keep(campaign, _standard_input(), options.host)
+    folder = campaign.folder_of(record)
     missing = [point.raw for point in record.points if point.raw and not (folder / point.raw).exists()]
     if any("/" in name or name.startswith(".") for name in missing):
         raise StoreError(f"The record of {record.configuration.name} names a raw file outside its folder.")
     return {"folder": str(folder), "missing": missing}
+
+
+def _keep(campaign: Campaign, text: str, host: str) -> rec.Record:
+    record = rec.load(text, f"the record of {host}")
+    if record.host.name != host:
+        raise StoreError(f"{host} sent a record that says it is of {record.host.name}.")
+    campaign.put(record)
+    return record
 
 
 def rejected_record(entry: dict[str, Any], about: dict[str, Any], sweep: turns.HostSweep) -> rec.Record:
@@ -132,10 +145,14 @@ def rejected_record(entry: dict[str, Any], about: dict[str, Any], sweep: turns.H
 def _report(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     """Write the report from what is there; answers the decision in a few words."""
     with campaign.locked():
-        decision, paths = written(campaign)
+        return _told(campaign, options.host)
+
+
+def _told(campaign: Campaign, host: str) -> dict[str, Any]:
+    decision, paths = written(campaign)
     return {
         "folder": str(campaign.folder),
-        "winner": winner_on(decision, options.host),
+        "winner": winner_on(decision, host),
         "report": {key: str(path) for key, path in paths.items()},
     }
 

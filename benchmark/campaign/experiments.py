@@ -26,6 +26,7 @@ _SUBJECTS = (
     ("goodput", r"goodput"),
     ("peak", r"peak|total|throughput|aggregate"),
 )
+_NO_EFFECT = {"failed": "failed", "rejected": "was rejected", "skipped": "was not measured"}
 _SPLIT = "the split (tp_size and pp_size)"
 _TOGETHER = (
     (("tp_size", "pp_size"), _SPLIT),
@@ -277,8 +278,8 @@ def _sentence(ours: Starts, theirs: Starts, found: Mapping[str, Any], by_objecti
     sentence = f"{_differing(found, theirs)}."
     for side in (ours, theirs):
         if not side.measured:
-            why = side.newest.outcome if side.newest.outcome != "measured" else "without a valid point"
-            return f"{sentence} {side.name} was {why}, so there is no effect to see."
+            why = _NO_EFFECT.get(side.newest.outcome, "has no valid point")
+            return f"{sentence} {side.name} {why}, so there is no effect to see."
     for side in (ours, theirs):
         if side.cut_short:
             sentence += f" The ladder of {side.name} was left early: {side.cut_short.reason}"
@@ -313,10 +314,7 @@ def _told(comparison: Comparison) -> str:
 
 
 def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:
-    if any(c.noise.assumed for c in by_objective.values()):
-        basis = " One start each: the interval assumes 4 % between starts."
-    else:
-        basis = f" From {found['starts'][0]} and {found['starts'][1]} starts."
+    basis = _basis(found, by_objective)
     if found["verdict"] != "undecided":
         return f"The hypothesis is {found['verdict']}.{basis}"
     if found["confounded_by"]:
@@ -330,6 +328,19 @@ def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Compa
     if more and any(c.noise.assumed for c in seen):
         wanted = "one more start of each tells the noise"
     return f"Undecided: a difference of {reach:.1%} would have been seen; {wanted}.{basis}"
+
+
+def _basis(found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:
+    """What the intervals rest on: those that the hypothesis speaks of first."""
+    claimed = {claim["objective"] for claim in found["claims"]} & by_objective.keys() or by_objective.keys()
+    assumed = [name for name, comparison in by_objective.items() if comparison.noise.assumed]
+    if claimed & set(assumed):
+        return " One start each: the interval assumes 4 % between starts."
+    basis = f" From {found['starts'][0]} and {found['starts'][1]} starts."
+    if assumed:
+        names = listed([name.replace("_", " ") for name in assumed])
+        basis += f" The interval of {names} assumes 4 % between starts."
+    return basis
 
 
 def listed(items: Sequence[str]) -> str:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+BEYOND_NOISE = 0.06
+"""Three deviations between starts: another's best reading may be too high by as much, and this start's too low."""
+
 
 def reach(points: Mapping[int, float], rungs: Iterable[int]) -> float:
     """The most that throughput can be at any of the rungs, given the points measured (concurrency -> throughput).
@@ -43,7 +46,7 @@ def next_rung(
             return None, f"Concurrency {failed[0]} failed, so {_rungs(above)} would too."
     if not left:
         return None, ""
-    if best and points and (most := reach(points, left)) < best:
+    if best and points and (most := reach(points, left)) < best * (1 - BEYOND_NOISE):
         asked = [rung for rung in left if rung in needed]
         if asked:
             return asked[0], ""

@@ -187,17 +187,18 @@ class Starts:
     def rung(self, by: Objective) -> int | None:
         """The concurrency at which the objective is read: its own, or the best by the mean over all starts.
 
-        Only a rung that all starts measured can be the best of several starts.
+        Only a rung that all starts measured can be the best of several starts. One that is asked for by name is read
+        from the starts that have it: a second start measures only the rungs about the peak.
         """
         tables = [{c: v for c in self._rungs(r, by) if (v := self._at(r, by, c)) is not None} for r in self.measured]
         tables = [table for table in tables if table]
         if not tables:
             return None
-        shared = set(tables[0]).intersection(*tables[1:]) or set(tables[0])
         if by.concurrency is not None:
-            return by.concurrency if by.concurrency in shared else None
+            return by.concurrency if any(by.concurrency in table for table in tables) else None
         if not by.more_is_better:
-            return min(shared)
+            return min(min(table) for table in tables)
+        shared = set(tables[0]).intersection(*tables[1:]) or set(tables[0])
         return max(sorted(shared), key=lambda c: math.fsum(math.log(table[c]) for table in tables if c in table))
 
     def mean(self, by: Objective, first: int | None = None) -> float | None:

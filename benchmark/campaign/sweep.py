@@ -116,7 +116,7 @@ class Sweep:
             return self._next(host, answer)
         if "Switch |" in task or "Point |" in task:
             return self._stepped(host, task, answer)
-        if "Record | close" in task:
+        if "Record | close it" in task:
             return self._closed(host, answer)
         if "report" in answer and "folder" in answer:
             self.folder = answer["folder"]
@@ -152,6 +152,7 @@ class Sweep:
 
     def _next(self, host: str, answer: Mapping[str, Any]) -> list[Event]:
         self._left[host] = (answer["minutes"] * 60, self._clock())
+        self.folder = answer["folder"]
         if not answer["turn"]:
             return []
         name = answer["turn"]["configuration"]

@@ -17,13 +17,8 @@ import msgspec
 from . import schedule
 from .objectives import PEAK, SINGLE_STREAM, objective
 from .record import Record
-from .statistics import USUAL_NOISE
 
 Retry = Literal["may_pass", "failed", "all", "none"]
-
-
-BEYOND_NOISE = 3 * USUAL_NOISE
-"""A ladder is left only where what it can still reach is below another's peak by more than this."""
 
 
 class SweepError(ValueError):
@@ -197,8 +192,7 @@ def told(sweep: HostSweep, records: Sequence[Record], turn: schedule.Turn) -> di
     by = sweep.settings().objective
     peaks = [r.peak() for r in counting(sweep, records)]
     rates = [p.output_tokens_per_second for p in peaks if p and p.output_tokens_per_second]
-    # Another's best reading may be too high, and this one's too low, by the noise of a start.
-    best = max(rates) * (1 - BEYOND_NOISE) if rates and turn.purpose == "explore" else None
+    best = max(rates) if rates and turn.purpose == "explore" else None
     # The bound is one of throughput; another objective asks for the whole ladder.
     by_throughput = by.of_point is PEAK.of_point
     needed = {SINGLE_STREAM.concurrency, by.concurrency} if by_throughput else set(sweep.asked.ladder)

@@ -137,11 +137,6 @@ def _fingerprints(settings: Settings, options: argparse.Namespace) -> dict[str, 
     return {"fingerprints": records.fingerprints(settings, _standard_input()["contexts"])}
 
 
-def _started(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    records.started(settings, options.configuration, options.fingerprint, _standard_input())
-    return {"noted": True}
-
-
 def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     return jobs.measure(settings, _standard_input())
 
@@ -159,11 +154,11 @@ def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         # The engine's own end says more than the load generator's view of it.
         failure = death(settings, options.configuration) or failure
     records.fail(settings, options.configuration, options.fingerprint, failure, said.get("start") or {})
-    return records.finish(settings, options.configuration, options.fingerprint)
+    return records.finish(settings, options.configuration, options.fingerprint, options.facts)
 
 
 def _finish(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    return records.finish(settings, options.configuration, options.fingerprint)
+    return records.finish(settings, options.configuration, options.fingerprint, options.facts)
 
 
 def _promoted(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -227,7 +222,6 @@ _VERBS = {
     "workload": _workload,
     "fingerprints": _fingerprints,
     "begin": _begin,
-    "started": _started,
     "measure": _measure,
     "run-job": _run_job,
     "fail": _fail,
@@ -254,6 +248,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--token", default="")
         verb.add_argument("--owner", default="")
         verb.add_argument("--after", choices=("previous", "winner", "stopped"))
+        verb.add_argument("--facts", type=Path, help="the folder of host facts")
         verb.add_argument("--units", nargs="*", default=[])
         verb.add_argument("--yields", nargs="*", default=[])
     return parser

@@ -20,13 +20,14 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
 
     Args:
         spec: {"id", "configuration", "fingerprint": the record's key, "workload", "concurrency", "repeat", "ladder",
-            "model", "best": throughput to beat or None, "needed": rungs that are measured whatever they bring,
-            "accuracy": whether the fixed prompts are asked after the start's warm-up, "label": of a point after the
-            ladder}.
+            "model", "start": how the engine started, "best": throughput to beat or None, "needed": rungs that are
+            measured whatever they bring, "accuracy": whether the fixed prompts are asked after the start's warm-up,
+            "label": of a point after the ladder}.
 
     Returns:
         {"phase": "running" | "done" | "left" | "failed", "changed", "progress": {...}, "point": {...},
-        "failure": str, "reason": why it was left}.
+        "failure": str, "reason": why it was left, "record": the whole record as JSON once the point is done,
+        "seconds": from being asked for to its result, the load generator's start and warm-up included}.
 
     Raises:
         HostError: another point is being measured.
@@ -35,8 +36,10 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
     lease.renew(settings)
     # An invalid point of an earlier try (the engine died in it, say) is measured again.
     if (point := _measured(settings, spec)) is not None and point.valid and not _mine(settings, spec):
-        return _done(point, changed=False, label=spec.get("label"))
+        return _done(settings, spec, point, changed=False)
     if not _mine(settings, spec):
+        if spec.get("start"):
+            records.started(settings, spec["configuration"], spec["fingerprint"], spec["start"])
         # What follows the ladder is asked for whatever the ladder brought.
         if not spec.get("label") and (reason := _reason_to_leave(settings, spec)):
             return {"phase": "left", "changed": True, "reason": reason, "failure": None, "progress": {}, "point": {}}
@@ -48,7 +51,7 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
             lease.renew(settings)
             if result["phase"] == "failed":
                 return {"phase": "failed", "changed": True, "failure": result["failure"], "progress": {}, "point": {}}
-            return _done(_measured(settings, spec), changed=True, label=spec.get("label"))
+            return _done(settings, spec, _measured(settings, spec), changed=True)
         if not manager.state(JOB_UNIT).running:
             tail = _tail(settings, manager)
             return _failed(f"The load generator ended without a result. The end of its log: {tail}")
@@ -96,13 +99,14 @@ def _start(settings: Settings, manager: Manager, spec: dict[str, Any]) -> None:
         raise HostError(f"Another point is being measured on this host: {other.get('id', 'unknown')}. Wait for it.")
     (settings.state / _RESULT).unlink(missing_ok=True)
     (settings.state / _PROGRESS).unlink(missing_ok=True)
-    write_json(settings.state / _CURRENT, spec)
+    write_json(settings.state / _CURRENT, spec | {"asked_at": time.time()})
     manager.start(JOB_UNIT)
 
 
-def _done(point: rec.Point | None, *, changed: bool, label: str | None = None) -> dict[str, Any]:
+def _done(settings: Settings, spec: dict[str, Any], point: rec.Point | None, *, changed: bool) -> dict[str, Any]:
     if point is None:
         return _failed("The load generator reported a point that is not in the record.")
+    label = spec.get("label")
     shown = {
         "label": label,
         "concurrency": point.concurrency,
@@ -116,7 +120,14 @@ def _done(point: rec.Point | None, *, changed: bool, label: str | None = None) -
         "flags": [flag.message for flag in point.flags if flag.severity == "invalid"],
         "raw": point.raw,
     }
-    return {"phase": "done", "changed": changed, "point": shown, "progress": {}, "failure": None}
+    record = records.text(settings, spec["configuration"], spec["fingerprint"])
+    told = {"phase": "done", "changed": changed, "point": shown, "progress": {}, "failure": None, "record": record}
+    return told | {"seconds": _took(settings) if changed else 0.0}
+
+
+def _took(settings: Settings) -> float:
+    asked = (current(settings) or {}).get("asked_at")
+    return round((settings.state / _RESULT).stat().st_mtime - asked, 2) if asked else 0.0
 
 
 def _failed(text: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ and so on behind it from the second start on.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,10 @@ def started(settings: Settings, name: str, key: str, start: dict[str, Any]) -> N
 
     An earlier start that points were measured on is kept: a sweep that was cut off goes on with another engine.
     """
-    record, new = _open(settings, name, key), start_of(settings, start)
+    record = _open(settings, name, key)
+    if record.start and record.start.started_at == _stamp(start["started_at"]):
+        return
+    new = start_of(settings, start)
     earlier = list(record.earlier_starts)
     if record.start and record.start.started_at in {point.engine_started_at for point in record.points}:
         earlier.append(record.start)
@@ -286,14 +290,30 @@ def fail(settings: Settings, name: str, key: str, failure: dict[str, Any], start
     _change(settings, name, key, outcome="failed", failure=msgspec.convert(known, rec.Failure))
 
 
-def finish(settings: Settings, name: str, key: str) -> dict[str, Any]:
-    """Close the record; its summary is what becomes the host fact."""
+def finish(settings: Settings, name: str, key: str, facts: Path | None = None) -> dict[str, Any]:
+    """Close the record, and write the configuration's host fact into the folder `facts`.
+
+    Returns:
+        The record's summary, with "fact": what the host says of the configuration, "changed": whether that is new,
+        "record": the whole record as JSON.
+    """
     record = _open(settings, name, key)
     # A record that was closed before stays as it is, the time of its last change included.
     if record.complete != is_complete(record):
         _change(settings, name, key, complete=is_complete(record))
     record = _open(settings, name, key)
-    return summary(record) | {"fact": _fact(settings, record)}
+    fact = _fact(settings, record)
+    changed = facts is not None and _write_fact(facts / f"sglang_{name}.fact", fact)
+    return summary(record) | {"fact": fact, "changed": changed, "record": text(settings, name, key)}
+
+
+def _write_fact(path: Path, fact: dict[str, Any]) -> bool:
+    content = json.dumps(fact, indent=4, sort_keys=True).encode() + b"\n"
+    if path.exists() and path.read_bytes() == content:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, content)
+    return True
 
 
 def _fact(settings: Settings, record: rec.Record) -> dict[str, Any]:
@@ -338,6 +358,11 @@ def _path(settings: Settings, name: str, key: str) -> Path:
     if not conf.NAME.fullmatch(name) or not _KEY.fullmatch(key):
         raise HostError(f"'{name}' with fingerprint '{key}' is no record's name.")
     return settings.state / "records" / name / key / "record.json"
+
+
+def text(settings: Settings, name: str, key: str) -> str:
+    """A record as it lies here."""
+    return _path(settings, name, key).read_text(encoding="utf-8")
 
 
 def folder(settings: Settings, name: str, key: str) -> Path:

@@ -204,7 +204,8 @@ def _experiment(entry: Mapping[str, Any], found: list[Row]) -> dict[str, Any]:
         "hypothesis": str(entry.get("hypothesis") or ""),
         "changes": [text.change(str(k), old, new) for k, old, new in changes],
         "ignored": ignored,
-        "several": len(counted) > 1,
+        # The decision knows which keys can only change together; one without it is read by the count.
+        "several": bool(sequence(entry["confounded_by"])) if "confounded_by" in entry else len(counted) > 1,
         "effects": [_effect(str(objective), mapping(e)) for objective, e in mapping(entry.get("effect")).items()],
         "verdict": str(entry.get("verdict") or "no verdict"),
         "sentence": str(entry.get("sentence") or ""),

@@ -58,6 +58,7 @@ class Site:
             "sglang_benchmark_concurrencies": [1, 4],
             "sglang_benchmark_fact_path": str(self.folder / "facts.d"),
             "sglang_report_campaigns": str(self.folder / "campaigns"),
+            "sglang_report_confidence": "quick",
         }
         hosts = {"here": local, **self.hosts}
         content = {"gpu_servers": {"hosts": hosts, "vars": variables | self.variables}}

@@ -311,11 +311,11 @@ def drift(found: list[Row], told: Sequence[str] = ()) -> Picture:
         axis("start (UTC)", type="date"),
         axis("% of its mean", range=[-reach, reach], zeroline=True, zerolinecolor="@rule"),
     )
-    sentence = (
-        f"The same configuration, started again, stayed within {worst:.1f} % of its mean. Nothing is corrected by it."
-    )
+    sentences = [f"The same configuration, started again, stayed within {worst:.1f} % of its mean.", *told]
+    if not told:
+        sentences.append("Nothing is corrected by it.")
     headers = ["configuration", "start", "output tokens/s", "against its mean"]
-    return Picture("drift", title, [sentence, *told], picture, headers, cells)
+    return Picture("drift", title, sentences, picture, headers, cells)
 
 
 def _starts(row: Row) -> list[tuple[str, float]]:

@@ -100,6 +100,7 @@ def _gaps(row: Row, place: int) -> list[dict[str, Any]]:
 
 
 def _floor(row: Row, place: int, what: str, symbol: str, reasons: dict[int, list[str]]) -> dict[str, Any]:
+    colour = look(place)["line"]["color"]
     return {
         "type": "scatter",
         "mode": "markers",
@@ -114,7 +115,7 @@ def _floor(row: Row, place: int, what: str, symbol: str, reasons: dict[int, list
         ],
         "hoverinfo": "text",
         "cliponaxis": False,
-        "marker": {"symbol": symbol, "size": 9, "line": {"width": 2, "color": look(place)["line"]["color"]}},
+        "marker": {"symbol": symbol, "size": 9, "color": colour, "line": {"width": 2, "color": colour}},
     }
 
 

@@ -162,5 +162,5 @@ def test_an_unknown_release_has_no_unread_flags():
 
 def test_sides_without_numbers_are_said():
     failed = a_record(configuration=rec.Configuration(name="b", against="a"), outcome="failed")
-    assert "b was failed, so there is no effect" in one([*starts("a", 10.0), failed])["sentence"]
+    assert "b failed, so there is no effect" in one([*starts("a", 10.0), failed])["sentence"]
     assert "a was not measured" in one([failed])["sentence"]

@@ -125,3 +125,12 @@ def test_the_winner_is_ranked_by_as_many_starts_as_a_rival_has():
     assert ranking_starts(groups, PEAK) == 2
     assert ranking_starts([many("root", 3, None), many("a", 5), many("b", 5)], PEAK) == 5
     assert ranking_starts([many("root", 3, None)], PEAK) == 2
+
+
+def test_a_second_start_without_the_rung_takes_nothing_from_the_first():
+    # Second starts measure the rungs about the peak only; the single stream stays known from the first.
+    first = a_record(outcome="measured", points=[a_point(1, 20.0), a_point(64, 900.0)])
+    second = a_record(outcome="measured", start_number=2, points=[a_point(64, 910.0)])
+    (found,) = group([first, second])
+    assert found.values(SINGLE_STREAM) == [20.0]
+    assert found.values(PEAK) == [900.0, 910.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,9 @@ def test_a_rung_that_cannot_win_is_left_and_the_record_is_complete(settings):
     answer = records.begin(settings, context())
     started(settings, answer["key"], 1000.0)
     records.add_point(settings, "ep4", answer["key"], a_point(1, 10.0))
-    # 10 tokens a second at 1 allow at most 640 at 64: 600 may be beaten, 700 not.
+    # 10 tokens a second at 1 allow at most 640 at 64: 600 may be beaten, 650 is within the noise of starts, 700 is not.
     assert records.leave(settings, "ep4", answer["key"], 8, 600.0, []) == ""
+    assert records.leave(settings, "ep4", answer["key"], 8, 650.0, []) == ""
     assert records.leave(settings, "ep4", answer["key"], 8, 700.0, [8]) == ""
     why = records.leave(settings, "ep4", answer["key"], 8, 700.0, [])
     assert why == ("10 tokens a second at concurrency 1 allow at most 640 at 64, below the 700 that another reached.")
@@ -135,7 +137,11 @@ def test_the_fact_is_of_the_start_that_has_the_whole_ladder(settings):
     second = records.begin(settings, context(2, (8,)))
     started(settings, second["key"], 2000.0)
     records.add_point(settings, "ep4", second["key"], a_point(8, 62.0))
-    told = records.finish(settings, "ep4", second["key"])
+    facts = settings.state / "facts.d"
+    told = records.finish(settings, "ep4", second["key"], facts)
+    assert told["changed"] is True
+    assert json.loads((facts / "sglang_ep4.fact").read_text()) == told["fact"]
+    assert records.finish(settings, "ep4", second["key"], facts)["changed"] is False
     assert told["peak_output_tokens_per_second"] == 62.0
     assert told["fact"]["peak_output_tokens_per_second"] == 60.0
     assert told["fact"]["single_stream_tokens_per_second"] == 10.0

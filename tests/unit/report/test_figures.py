@@ -138,3 +138,29 @@ def test_log_ticks_are_round_and_not_too_many():
     assert base.log_ticks([1.0, 3.0])["ticktext"][:4] == ["1", "1.5", "2", "3"]
     assert base.log_ticks([0.001, 10.0])["ticktext"] == ["0.001", "0.01", "0.1", "1", "10"]
     assert base.log_ticks([]) == {}
+
+
+def test_a_rung_left_on_purpose_is_marked_with_the_reason_on_hover():
+    from benchmark.campaign.record import Left
+
+    left = Left(rungs=[8], reason="It cannot win.")
+    row = made.record("ep8", points=[made.point(1, 60.0)], left=left)
+    picture = speed.throughput(found([row]))
+    mark = trace(picture, "ep8: not measured")
+    assert (mark["x"], mark["y"]) == ([8], [0])
+    assert "It cannot win." in mark["text"][0]
+    assert "1 rung not measured on purpose" in " ".join(picture.sentences)
+    # The axis has a place for it.
+    assert 8 in picture.figure["layout"]["xaxis"]["tickvals"]
+
+
+def test_whiskers_are_intervals_once_the_noise_between_starts_is_known():
+    # Four starts at 98, 102, 98 and 102: s = 0.0231 of the logarithm, 3 degrees, t = 3.182, n = 4: +-3.7 %.
+    starts = [
+        made.record("ep8", start_number=n, created_at=f"2026-11-{n:02d}T00:00:00Z", points=[made.point(1, rate)])
+        for n, rate in enumerate((98.0, 102.0, 98.0, 102.0), 1)
+    ]
+    picture = speed.throughput(found(starts))
+    line = trace(picture, "ep8")
+    assert line["error_y"]["array"][0] == pytest.approx(100 * 0.0375, rel=0.01)
+    assert any(sentence.startswith("Whiskers are intervals of 95 %") for sentence in picture.sentences)

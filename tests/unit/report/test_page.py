@@ -205,3 +205,27 @@ def test_advice_that_the_sentence_holds_is_not_said_twice():
     text = read(([made.rejected(failure=whole)], {})).text
     assert "Try:" not in text
     assert text.count("Set ep_size to 1 or 2") == 2  # once in the table, once below
+
+
+def test_the_page_shows_what_none_beats_what_would_settle_it_and_what_was_not_measured():
+    records, decision = made.small()
+    decision |= {
+        "confidence": "quick",
+        "pareto": [
+            {"configuration": "ep8", "host": "gpu1", "objectives": {"peak": 1791.0, "single_stream": 60.0}},
+            {"configuration": "ep8_tuned", "host": "gpu1", "objectives": {"peak": 2686.0, "single_stream": 55.0}},
+        ],
+        "more_starts": [{"configuration": "ep8", "host": "gpu1", "starts": 1, "why": "Not told apart from ep8_tuned."}],
+        "skipped": [
+            {"configuration": "<b>x</b>", "host": "gpu1", "reason": "Deferred: <i>3</i> minutes.", "chance": 0.1}
+        ],
+    }
+    shown = build_page({}, records, decision)
+    section = shown[shown.index('id="standing"') : shown.index('id="results"')]
+    assert "close calls are not decided" in section
+    assert "One more start of <code>ep8</code>. Not told apart from ep8_tuned." in section
+    assert section.count('<th scope="row">') == 2
+    assert "2,686" in section
+    assert "<code>&lt;b&gt;x&lt;/b&gt;</code>: Deferred: &lt;i&gt;3&lt;/i&gt; minutes." in section
+    # A decision of an older Shardsweep has none of them, and its page no such section.
+    assert 'id="standing"' not in build_page({}, *made.small())
