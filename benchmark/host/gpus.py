@@ -16,6 +16,8 @@ QUERY_SECONDS = bounded.SECONDS
 
 _FIELDS = ("index", "name", "uuid", "pci.bus_id", "memory.total", "memory.used", "driver_version", "power.limit")
 _MIB = 1 << 20
+_BUSY_PERCENT, _LOW_POWER = 99.0, 0.45
+"""A GPU that computes draws more than this share of its limit; one that waits for a peer does not."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,47 @@ def parse_gpus(text: str) -> list[Gpu]:
             )
         )
     return sorted(found, key=lambda gpu: gpu.index)
+
+
+class Busy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a GPU does at this moment."""
+
+    index: int
+    used_bytes: int
+    utilization_percent: float | None
+    power_watts: float | None
+    power_limit_watts: float | None
+
+    @property
+    def polls(self) -> bool:
+        """Fully busy at low power: a kernel that waits for a peer, not one that computes."""
+        if self.utilization_percent is None or not self.power_watts or not self.power_limit_watts:
+            return False
+        return self.utilization_percent >= _BUSY_PERCENT and self.power_watts < _LOW_POWER * self.power_limit_watts
+
+
+def activity(settings: Settings) -> list[Busy]:
+    """What each GPU does; lines that cannot be read are left out (nothing is decided by a GPU that says nothing)."""
+    text = run_nvidia_smi(
+        settings,
+        "--query-gpu=index,memory.used,utilization.gpu,power.draw,power.limit",
+        "--format=csv,noheader,nounits",
+    )
+    found = []
+    for row in csv.reader((text or "").splitlines(), skipinitialspace=True):
+        used = _number(row[1]) if len(row) == 5 else None
+        if used is None or not row[0].strip().isdigit():
+            continue
+        found.append(
+            Busy(
+                index=int(row[0]),
+                used_bytes=int(used * _MIB),
+                utilization_percent=_number(row[2]),
+                power_watts=_number(row[3]),
+                power_limit_watts=_number(row[4]),
+            )
+        )
+    return found
 
 
 def holders(settings: Settings) -> list[Holder]:

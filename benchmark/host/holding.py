@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from . import kept, lease
+from . import clock, kept, lease
 from .managers import manager_for
 from .rollback import restore
 from .services import GUARD_UNIT, JOB_UNIT
@@ -30,20 +30,21 @@ def begin(settings: Settings, token: str, owner: str, after: str, yields: list[s
         HostError: another sweep holds it.
     """
     manager = manager_for(settings)
-    held = lease.current(settings)
-    if held and held["token"] != token and lease.alive(settings, held):
-        raise HostError(
-            f"Another sweep holds this host: {held['owner']}, heard of {time.time() - held['renewed_at']:.0f} s ago. "
-            f"Wait for it; a sweep that was killed lets go after {settings.lease_seconds:.0f} s of silence."
+    with lease.exclusive(settings):
+        held = lease.current(settings)
+        if held and held["token"] != token and lease.alive(settings, held):
+            raise HostError(
+                f"Another sweep holds this host: {held['owner']}, heard of {clock.since(held['renewed']):.0f} s ago. "
+                f"Wait for it; a sweep that was killed lets go after {settings.lease_seconds:.0f} s of silence."
+            )
+        # An unfinished sweep left its own engine behind; what served before it is what is to come back.
+        previous = held["previous"] if held else serving_units(settings, manager, yields)
+        if not held:
+            # A configuration that serves may be measured as well, with a unit that is not restarted by itself.
+            kept.set_aside(settings, previous, _WHY)
+        lease.take(
+            settings, {"token": token, "owner": owner, "after": after, "previous": previous, "began_at": time.time()}
         )
-    # An unfinished sweep left its own engine behind; what served before it is what is to come back.
-    previous = held["previous"] if held else serving_units(settings, manager, yields)
-    if not held:
-        # A configuration that serves may be measured as well, with a unit that is not restarted by itself.
-        kept.set_aside(settings, previous, _WHY)
-    lease.take(
-        settings, {"token": token, "owner": owner, "after": after, "previous": previous, "began_at": time.time()}
-    )
     manager.start(GUARD_UNIT)
     return {"previous": previous, "after": after}
 
@@ -75,7 +76,10 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
 def guard(settings: Settings) -> None:
     """Watch over the lease until it ends; take the host back when its owner is silent."""
     manager = manager_for(settings)
-    while (held := lease.current(settings)) is not None:
+    while True:
+        lease.mend(settings)
+        if (held := lease.current(settings)) is None:
+            return
         # A point that was under way when the connection was lost goes on, to be collected later.
         if not lease.alive(settings, held) and not manager.state(JOB_UNIT).running:
             while end(settings, held["token"])["phase"] == "restoring":

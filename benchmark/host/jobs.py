@@ -8,7 +8,7 @@ from typing import Any
 from ..campaign import record as rec
 from . import lease, records
 from .managers import manager_for
-from .services import JOB_UNIT, Manager
+from .services import JOB_UNIT, Manager, engine_unit
 from .settings import HostError, Settings, read_json, write_json
 
 _CURRENT, _PROGRESS, _RESULT = "job.json", "job-progress.json", "job-result.json"
@@ -37,24 +37,30 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
     # An invalid point of an earlier try (the engine died in it, say) is measured again.
     if (point := _measured(settings, spec)) is not None and point.valid and not _mine(settings, spec):
         return _done(settings, spec, point, changed=False)
-    if not _mine(settings, spec):
+    deadline = time.monotonic() + seconds
+    if not _mine(settings, spec) and not _adopted(settings, manager, spec, deadline):
         if spec.get("start"):
             records.started(settings, spec["configuration"], spec["fingerprint"], spec["start"])
         # What follows the ladder is asked for whatever the ladder brought.
         if not spec.get("label") and (reason := _reason_to_leave(settings, spec)):
             return {"phase": "left", "changed": True, "reason": reason, "failure": None, "progress": {}, "point": {}}
         _start(settings, manager, spec)
-    deadline = time.monotonic() + seconds
     while True:
-        result = read_json(settings.state / _RESULT, {})
-        if result.get("id") == spec["id"]:
+        # In this order: a load generator reports, and then it ends.
+        over = not manager.state(JOB_UNIT).running
+        if result := _result(settings):
             lease.renew(settings)
             if result["phase"] == "failed":
-                return {"phase": "failed", "changed": True, "failure": result["failure"], "progress": {}, "point": {}}
+                return _failed(str(result.get("failure")))
             return _done(settings, spec, _measured(settings, spec), changed=True)
-        if not manager.state(JOB_UNIT).running:
+        engine = manager.state(engine_unit(spec["configuration"]))
+        if not engine.running:
+            # Nothing answers any more; requests that still wait would wait for their time limits.
+            manager.stop(JOB_UNIT)
+            return _failed(f"The engine ended while concurrency {spec['concurrency']} was measured ({engine.detail}).")
+        if over and not _once_more(settings, manager):
             tail = _tail(settings, manager)
-            return _failed(f"The load generator ended without a result. The end of its log: {tail}")
+            return _failed(f"The load generator ended twice without a result. The end of its log: {tail}")
         if time.monotonic() + _LOOK_SECONDS > deadline:
             progress = read_json(settings.state / _PROGRESS, {})
             return {"phase": "running", "changed": True, "progress": progress, "point": {}, "failure": None}
@@ -75,7 +81,57 @@ def report_progress(settings: Settings, progress: dict[str, Any]) -> None:
 
 
 def _mine(settings: Settings, spec: dict[str, Any]) -> bool:
-    return (current(settings) or {}).get("id") == spec["id"]
+    known = current(settings) or {}
+    return spec["id"] in (known.get("id"), known.get("asked_again"))
+
+
+def _result(settings: Settings) -> dict[str, Any] | None:
+    """How the point under way ended, if it has."""
+    result = read_json(settings.state / _RESULT, {})
+    known = current(settings) or {}
+    told = result.get("id") == known.get("id") and result.get("phase") in ("done", "failed")
+    return result if told else None
+
+
+def _adopted(settings: Settings, manager: Manager, spec: dict[str, Any], deadline: float) -> bool:
+    """Whether the point that is under way is this one, asked for by a controller that is gone.
+
+    Raises:
+        HostError: it is another one, and it does not end.
+    """
+    while manager.state(JOB_UNIT).running:
+        other = current(settings) or {}
+        if _result(settings) is None:
+            if _place(other) != _place(spec):
+                raise HostError(f"Another point is being measured here: {other.get('id', 'unknown')}. Wait for it.")
+            write_json(settings.state / _CURRENT, other | {"asked_again": spec["id"]})
+            return True
+        # It has reported and is about to end.
+        if time.monotonic() > deadline:
+            raise HostError(f"The load generator of {other.get('id', 'unknown')} has reported and does not end.")
+        time.sleep(_LOOK_SECONDS)
+    return False
+
+
+def _place(spec: dict[str, Any]) -> tuple[Any, ...]:
+    workload = records.workload_of(spec["workload"]) if "workload" in spec else None
+    return (
+        spec.get("configuration"),
+        spec.get("fingerprint"),
+        workload,
+        spec.get("concurrency"),
+        spec.get("repeat", 1),
+    )
+
+
+def _once_more(settings: Settings, manager: Manager) -> bool:
+    """Start a load generator that was killed a second time; never a third."""
+    known = current(settings) or {}
+    if known.get("tries", 1) > 1:
+        return False
+    write_json(settings.state / _CURRENT, known | {"tries": 2})
+    manager.start(JOB_UNIT)
+    return True
 
 
 def _measured(settings: Settings, spec: dict[str, Any]) -> rec.Point | None:
@@ -94,9 +150,6 @@ def _reason_to_leave(settings: Settings, spec: dict[str, Any]) -> str:
 
 
 def _start(settings: Settings, manager: Manager, spec: dict[str, Any]) -> None:
-    if manager.state(JOB_UNIT).running:
-        other = current(settings) or {}
-        raise HostError(f"Another point is being measured on this host: {other.get('id', 'unknown')}. Wait for it.")
     (settings.state / _RESULT).unlink(missing_ok=True)
     (settings.state / _PROGRESS).unlink(missing_ok=True)
     write_json(settings.state / _CURRENT, spec | {"asked_at": time.time()})

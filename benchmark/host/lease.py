@@ -1,33 +1,67 @@
-"""A sweep's hold on a host: a lock that dies with its owner, because each verb of the owner renews it."""
+"""A sweep's hold on a host: a lock that dies with its owner, because each verb of the owner renews it.
+
+What the lease remembers (what served before) can be had from nowhere else, so a copy of it lies beside it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from .settings import Settings, read_json, write_json
+from . import clock
+from .settings import Settings, locked, read_json, write_json
 
-_LEASE = "lease.json"
+_LEASE, _COPY, _LOCK = "lease.json", "lease-copy.json", "lease"
 
 
 def current(settings: Settings) -> dict[str, Any] | None:
-    """{"token", "owner", "after", "previous": [units], "began_at", "renewed_at"}, or None when no sweep holds us."""
-    return read_json(settings.state / _LEASE)
+    """{"token", "owner", "after", "previous": [units], "began_at", "renewed_at", "renewed"}, or None: no sweep has us."""
+    return _read(settings, _LEASE) or _read(settings, _COPY)
+
+
+@contextlib.contextmanager
+def exclusive(settings: Settings) -> Iterator[None]:
+    """Between looking at the lease and taking it nobody else does."""
+    with locked(settings, _LOCK):
+        yield
 
 
 def take(settings: Settings, lease: dict[str, Any]) -> None:
-    write_json(settings.state / _LEASE, lease | {"renewed_at": time.time()})
+    """Take the host; the caller has looked whose it is, within `exclusive`."""
+    write_json(settings.state / _COPY, _renewed(lease))
+    write_json(settings.state / _LEASE, _renewed(lease))
 
 
 def renew(settings: Settings) -> None:
-    held = current(settings)
-    if held:
-        take(settings, held)
+    with exclusive(settings):
+        if held := current(settings):
+            write_json(settings.state / _LEASE, _renewed(held))
+
+
+def mend(settings: Settings) -> None:
+    """Where only the copy can be read: the owner has not been silent, the file is broken."""
+    if _read(settings, _LEASE) is None:
+        renew(settings)
 
 
 def drop(settings: Settings) -> None:
-    (settings.state / _LEASE).unlink(missing_ok=True)
+    with exclusive(settings):
+        # The copy first: one that is left alone would be taken for a lease.
+        for name in (_COPY, _LEASE):
+            (settings.state / name).unlink(missing_ok=True)
 
 
 def alive(settings: Settings, held: dict[str, Any]) -> bool:
-    return time.time() - held["renewed_at"] < settings.lease_seconds
+    return clock.since(held.get("renewed")) < settings.lease_seconds
+
+
+def _renewed(lease: dict[str, Any]) -> dict[str, Any]:
+    return lease | {"renewed_at": time.time(), "renewed": clock.mark()}
+
+
+def _read(settings: Settings, name: str) -> dict[str, Any] | None:
+    held = read_json(settings.state / name)
+    kinds = {"token": str, "owner": str, "after": str, "previous": list}
+    return held if held and all(isinstance(held.get(key), kind) for key, kind in kinds.items()) else None

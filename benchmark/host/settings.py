@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +33,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     free_memory_bytes: int = 1 << 30
     """A GPU that holds less than this is free (a driver keeps some hundred MiB)."""
     start_seconds: float = 3600.0
-    """How long a start may take that still moves."""
+    """How long a start may take that still moves; longer where the model's bytes need it (patience.py)."""
+    quiet_seconds: float = 600.0
+    """How long a start may show no sign of moving."""
     lease_seconds: float = 180.0
     """How long a sweep may be silent before the host takes itself back."""
     environment: dict[str, str] = {}
@@ -73,11 +78,31 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    _flush_names(path.parent)
+
+
+def _flush_names(folder: Path) -> None:
+    """A renamed file is there after a power cut only when its folder is on disk too."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_json(path: Path, default: Any = None) -> Any:
-    """A JSON file's content; the default where it is absent or unreadable (state can always be rebuilt)."""
+    """A JSON object from a file; the default where it is absent or is none (state can always be rebuilt)."""
     try:
-        return msgspec.json.decode(path.read_bytes())
+        content = msgspec.json.decode(path.read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):
         return default
+    return content if isinstance(content, dict) else default
+
+
+@contextlib.contextmanager
+def locked(settings: Settings, name: str) -> Iterator[None]:
+    """One process of this host at a time; the lock dies with its process, and is not inherited by what it starts."""
+    settings.state.mkdir(parents=True, exist_ok=True)
+    with (settings.state / f".{name}.lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

@@ -16,9 +16,10 @@ _STABLE_LOOKS = 2
 class StuckError(Exception):
     """What was to go does not go; the text names it."""
 
-    def __init__(self, kind: str, sentence: str, advice: str, evidence: list[str]) -> None:
+    def __init__(self, kind: str, sentence: str, advice: str, evidence: list[str], *, may_pass: bool = False) -> None:
         super().__init__(sentence)
         self.kind, self.sentence, self.advice, self.evidence = kind, sentence, advice, evidence
+        self.may_pass = may_pass
 
 
 def stop_step(settings: Settings, manager: Manager, units: list[str], progress: dict[str, Any]) -> str | None:
@@ -30,7 +31,7 @@ def stop_step(settings: Settings, manager: Manager, units: list[str], progress: 
     Raises:
         StuckError: processes survive SIGKILL, or somebody else holds the memory or the port.
     """
-    now = time.time()
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
     if waiting := _stop_units(settings, manager, units, progress, now):
         return waiting
     progress.setdefault("gone_at", now)
@@ -80,10 +81,12 @@ def _port_held(settings: Settings, overdue: bool) -> str | None:
     names = [str(holder) for holder in holders] if holders else ["a process of another user"]
     if overdue:
         raise StuckError(
-            "port_taken",
-            f"Port {settings.port} is taken by {names[0]}.",
-            "Stop it, name its unit in sglang_service_yields, or set sglang_service_port.",
+            "blocked_by_others",
+            f"Blocked by {names[0]}, which listens on port {settings.port}.",
+            "Stop it (it is not ours, so it was left alone), name its unit in sglang_service_yields, or set "
+            "sglang_service_port.",
             names,
+            may_pass=True,
         )
     return f"port {settings.port}, held by {names[0]}"
 
@@ -101,10 +104,18 @@ def _memory_held(settings: Settings, overdue: bool) -> str | None:
     amounts = ", ".join(f"GPU {gpu.index} {gpu.used_bytes / (1 << 30):.1f} GiB" for gpu in held)
     if not overdue:
         return f"memory of {amounts}"
-    who = f"by {'; '.join(sorted(set(names)))}" if names else "and no process shows it: the driver may need a reset"
+    if not names:
+        raise StuckError(
+            "memory_leaked",
+            f"GPU memory is held ({amounts}), and no process shows it.",
+            "It was leaked by a process that is gone: reset the GPU (nvidia-smi --gpu-reset -i N), or reboot the host.",
+            [],
+            may_pass=True,
+        )
     raise StuckError(
-        "memory_held",
-        f"GPU memory is held: {amounts}, {who}.",
+        "blocked_by_others",
+        f"Blocked by {'; '.join(sorted(set(names)))}: GPU memory is held ({amounts}).",
         "Stop that process (it is not ours, so it was left alone), or leave its GPUs out of the configuration.",
         names,
+        may_pass=True,
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import lifecycle
-from . import engine_http, kept, lease, processes
+from . import clock, engine_http, kept, lease, patience, processes
 from .managers import manager_for
-from .services import Manager, ServiceState, configuration_of, engine_unit
-from .settings import Settings, read_json, write_json
+from .services import JOB_UNIT, Manager, ServiceState, configuration_of, engine_unit
+from .settings import Settings, locked, read_json, write_json
 from .stop import StuckError, stop_step
 
 _SWITCH, _RUNNING = "switch.json", "running.json"
@@ -37,24 +37,31 @@ def switch(
         "stopped": [units], "waiting_for", "start": {...}, "failure": {...} | None, "seconds"}.
     """
     manager = manager_for(settings)
-    deadline = time.monotonic() + seconds
-    state = _begin(settings, manager, name, fingerprint, token, yields)
+    # A verb whose connection was lost may still be at it when it is asked again.
+    with locked(settings, "switch"):
+        deadline = time.monotonic() + seconds
+        state = _begin(settings, manager, name, fingerprint, token, yields)
+        _go_on(settings, manager, state, deadline)
+    return _answer(state)
+
+
+def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline: float) -> None:
     while state["phase"] in ("stopping", "starting"):
         lease.renew(settings)
         try:
             _step(settings, manager, state)
         except StuckError as stuck:
-            _fail(state, stuck.kind, "stop", stuck.sentence, stuck.advice, stuck.evidence)
+            _fail(state, stuck.kind, "stop", stuck.sentence, stuck.advice, stuck.evidence, stuck.may_pass)
         write_json(settings.state / _SWITCH, state)
         if state["phase"] not in ("stopping", "starting") or time.monotonic() + _STEP_SECONDS > deadline:
             break
         time.sleep(_STEP_SECONDS)
-    return _answer(state)
 
 
 def running(settings: Settings) -> dict[str, Any]:
     """{unit: {"fingerprint", "started_at", "configuration"}} of the last start of each of our engines."""
-    return read_json(settings.state / _RUNNING, {})
+    known = read_json(settings.state / _RUNNING, {})
+    return {unit: start for unit, start in known.items() if isinstance(start, dict)}
 
 
 def serving_units(settings: Settings, manager: Manager, yields: list[str]) -> list[str]:
@@ -68,7 +75,8 @@ def _begin(
     settings: Settings, manager: Manager, name: str | None, fingerprint: str, token: str, yields: list[str]
 ) -> dict[str, Any]:
     state = read_json(settings.state / _SWITCH, {})
-    if state.get("token") == token and state.get("configuration") == name:
+    # What was under way before the host was booted is under way no more.
+    if (state.get("token"), state.get("configuration"), state.get("boot")) == (token, name, clock.boot()):
         return state
     wanted = engine_unit(name) if name else None
     present = serving_units(settings, manager, yields)
@@ -76,7 +84,8 @@ def _begin(
         "token": token,
         "configuration": name,
         "fingerprint": fingerprint,
-        "began_at": time.time(),
+        "boot": clock.boot(),
+        "began": clock.mark(),
         "changed": True,
         "stopped": present,
         "progress": {},
@@ -88,7 +97,9 @@ def _begin(
     known = running(settings).get(wanted or "", {})
     if wanted and present == [wanted] and known.get("fingerprint") == fingerprint:
         # It runs as wanted already; it only has to answer.
-        state |= {"changed": False, "stopped": [], "phase": "starting", "start": dict(known)}
+        # However long ago it began, it is waited for from now on.
+        start = known | {"signs": {"moved": clock.mark()}, "began": clock.mark()}
+        state |= {"changed": False, "stopped": [], "phase": "starting", "start": start, "asked": True}
     elif wanted is None and not present:
         state |= {"changed": False}
     return state
@@ -96,7 +107,8 @@ def _begin(
 
 def _step(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
     if state["phase"] == "stopping":
-        waiting = stop_step(settings, manager, state["stopped"], state["progress"])
+        # A load generator that lost its sweep would go on measuring whatever serves next.
+        waiting = stop_step(settings, manager, [*state["stopped"], *_job(manager)], state["progress"])
         state["waiting_for"] = waiting
         if waiting is None:
             if state["configuration"] is None:
@@ -104,7 +116,16 @@ def _step(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
             else:
                 _start(settings, manager, state)
         return
+    if not state.get("asked"):
+        # Written down before it is done: a verb that is killed in between asks again, and a start is asked for once.
+        manager.start(engine_unit(state["configuration"]))
+        state["asked"] = True
+        return
     _watch(settings, manager, state)
+
+
+def _job(manager: Manager) -> list[str]:
+    return [JOB_UNIT] if manager.state(JOB_UNIT).running else []
 
 
 def _start(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
@@ -114,10 +135,10 @@ def _start(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
         "configuration": state["configuration"],
         "fingerprint": state["fingerprint"],
         "started_at": time.time(),
+        "began": clock.mark(),
         "log_offset": log.stat().st_size if log.exists() else 0,
     }
     write_json(settings.state / _RUNNING, running(settings) | {unit: state["start"]})
-    manager.start(unit)
     state["phase"] = "starting"
 
 
@@ -126,9 +147,12 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
     service = manager.state(unit)
     text = log_since(manager.log(unit), state["start"].get("log_offset", 0))
     seen = lifecycle.read_log(text)
-    elapsed = time.time() - state["start"]["started_at"]
-    _note_stages(state["start"], seen, elapsed)
-    state["waiting_for"] = f"{state['configuration']}: {seen.stage}"
+    start, elapsed = state["start"], clock.since(state["start"].get("began"))
+    _note_stages(start, seen, elapsed)
+    patience.note(settings, start, manager.log(unit), manager.processes(unit))
+    state["waiting_for"] = patience.told(
+        state["configuration"], start, seen.stage, seen.figures.get("weights_percent")
+    )
     restarts_in_vain = service.restarts > 0 and "ready_seconds" not in state["start"]
     if not service.running or restarts_in_vain:
         # A unit that its manager starts again and again before it ever was ready is failing, not starting.
@@ -151,16 +175,10 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
             write_json(settings.state / _RUNNING, running(settings) | {unit: state["start"]})
             return
         state["waiting_for"] = f"{state['configuration']} to generate a token ({refusal})"
-    if elapsed > settings.start_seconds:
+    weights = patience.model_bytes((seen.figures.get("server_args") or {}).get("model_path", ""))
+    if over := patience.verdict(settings, state["configuration"], start, seen.stage, weights):
         manager.stop(unit)
-        _fail(
-            state,
-            "start_too_slow",
-            seen.stage,
-            f"The engine was not ready {elapsed:.0f} s after its start; it is at '{seen.stage}'.",
-            "Raise sglang_service_start_seconds if it still moves; look at the log if it does not.",
-            list(seen.last_lines),
-        )
+        _fail(state, over.kind, seen.stage, over.sentence, over.advice, list(seen.last_lines), over.may_pass)
 
 
 def _note_stages(start: dict[str, Any], seen: lifecycle.Lifecycle, elapsed: float) -> None:
@@ -239,4 +257,4 @@ def _fail(
 
 def _answer(state: dict[str, Any]) -> dict[str, Any]:
     keys = ("phase", "changed", "configuration", "stopped", "waiting_for", "start", "failure")
-    return {key: state[key] for key in keys} | {"seconds": round(time.time() - state["began_at"], 2)}
+    return {key: state[key] for key in keys} | {"seconds": round(clock.since(state["began"]), 2)}

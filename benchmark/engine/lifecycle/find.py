@@ -37,8 +37,15 @@ _SERIOUS = re.compile(
     r"hit an exception|\berror\b|fail|already in use|out of memory|NCCL WARN|crashed|died|timeout|timed out|oom-kill",
     re.IGNORECASE,
 )
-_REFUSALS = r"(?:ValueError|AssertionError|TypeError|KeyError|NotImplementedError|AttributeError|ZeroDivisionError)"
-"""What a start raises for a configuration it cannot run; the same start would raise it again."""
+_REFUSALS = r"(?:ValueError|AssertionError|NotImplementedError|ZeroDivisionError)"
+"""What the engine raises for a configuration it cannot run; the same start would raise it again."""
+_MISTAKES = r"(?:TypeError|KeyError|AttributeError|IndexError)"
+"""What code raises that was not written for what it got: a refusal only where the engine reads its settings."""
+_FRAME = re.compile(r'^\s*File "([^"]{1,400})", line (\d{1,7})')
+_ENGINES_OWN = re.compile(r"/(?:sglang|sgl_kernel|transformers)/")
+_READS_SETTINGS = re.compile(r"/(?:server_args|arg_groups|configs?|configuration_\w+|model_config)(?:\.py$|/)")
+_WHERE = {"distributed": " while its ranks met", "weights": " while loading weights", "kv": " at the KV pool",
+          "graphs": " while capturing graphs", "kernels": " while compiling kernels"}  # fmt: skip
 _NOTHING = re.compile("").search("")
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -119,7 +126,8 @@ def _traceback_failure(first: Line, last: str, block: Sequence[str]) -> Failure:
         # A bare assertion says nothing; its source line does.
         said = block[-2]
     text = shown(said).strip()[:300] or "no text"
-    if stage not in ("warmup", "ready") and re.fullmatch(_REFUSALS, name):
+    file, number = _innermost(block)
+    if stage not in ("warmup", "ready") and _refuses(name, file):
         failure = Failure(
             "refused",
             stage,
@@ -130,11 +138,26 @@ def _traceback_failure(first: Line, last: str, block: Sequence[str]) -> Failure:
         failure = Failure(
             "crash",
             stage,
-            f"The engine failed with {name[:100]}: {text}.",
-            advice="Read the evidence; the first traceback is the cause.",
+            f"The engine failed{_WHERE.get(stage, '')} with {name[:100]}: {text}{f' ({file}:{number})' if file else ''}.",
+            advice="Read the evidence; the first traceback is the cause."
+            if not file or _ENGINES_OWN.search(file)
+            else f"The mistake is in {file}, which is not the engine's own: mend or remove it.",
             may_pass=True,
         )
     return _with_evidence(failure, Line(last), block)
+
+
+def _innermost(block: Sequence[str]) -> tuple[str, str]:
+    """(file, line) of the frame that raised; empty where the block shows none."""
+    frames = [found for text in block if (found := _FRAME.match(text[:LONGEST_LINE]))]
+    return (frames[-1].group(1), frames[-1].group(2)) if frames else ("", "")
+
+
+def _refuses(name: str, file: str) -> bool:
+    """Whether an exception is the engine's word on the configuration, and not a mistake in some code."""
+    if re.fullmatch(_REFUSALS, name):
+        return not file or bool(_ENGINES_OWN.search(file))
+    return bool(re.fullmatch(_MISTAKES, name) and _READS_SETTINGS.search(file) and _ENGINES_OWN.search(file))
 
 
 def failure_from_exit(signal: int | None, status: int | str | None, stage: str, last_lines: Sequence[str]) -> Failure:

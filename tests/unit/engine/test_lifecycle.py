@@ -219,6 +219,35 @@ class TestReportedFailures:
         assert (failure.kind, failure.may_pass) == ("refused", False)
         assert "assert num_heads % attn_tp_size == 0" in failure.sentence
 
+    def test_a_mistake_in_somebody_elses_code_is_no_refusal(self) -> None:
+        # As a hook of a user's own sitecustomize.py failed on one stage of a pipeline.
+        log = (
+            "[2026-11-29 18:00:32 PP0] Load weight begin. avail mem=138.84 GB\n"
+            "[2026-11-29 18:00:32 PP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+            '  File "/opt/venv/site-packages/sglang/srt/managers/scheduler.py", line 3918, in run_scheduler_process\n'
+            "    scheduler = Scheduler(\n"
+            '  File "/opt/venv/site-packages/sglang/srt/model_loader/loader.py", line 682, in load_model\n'
+            "    model = _initialize_model(\n"
+            '  File "/opt/hooks/sitecustomize.py", line 41, in patched\n'
+            "    width = self.embed_tokens.weight\n"
+            "AttributeError: 'PPMissingLayer' object has no attribute 'weight'\n"
+        )
+        failure = failure_of(log)
+        assert (failure.kind, failure.stage, failure.may_pass) == ("crash", "weights", True)
+        assert "while loading weights with AttributeError" in failure.sentence
+        assert "/opt/hooks/sitecustomize.py:41" in failure.sentence
+        assert failure.evidence[0] == "AttributeError: 'PPMissingLayer' object has no attribute 'weight'"
+        assert "not the engine's own" in failure.advice
+
+    def test_a_key_that_the_engines_settings_do_not_have_is_a_refusal(self) -> None:
+        log = (
+            "[2026-11-29 18:00:32] Traceback (most recent call last):\n"
+            '  File "/opt/venv/site-packages/sglang/srt/server_args.py", line 12, in __post_init__\n'
+            "    table[name]\n"
+            "KeyError: 'no_such_parser'\n"
+        )
+        assert failure_of(log).kind == "refused"
+
     def test_an_expert_group_that_leaves_ranks_out(self) -> None:
         failure = failure_of(crash("    assert self.cpu_group is not None", "AssertionError"))
         assert failure.kind == "ep_does_not_divide"

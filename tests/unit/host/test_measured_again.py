@@ -21,13 +21,16 @@ class OneUnit:
     """A manager whose units are in the state that a test gives them."""
 
     def __init__(self, log: Path, **state) -> None:
-        self._log, self._state, self.started = log, state, []
+        self._log, self._state, self.started, self.stopped = log, state, [], []
 
     def state(self, unit: str) -> ServiceState:
         return ServiceState(unit=unit, **({"activity": "inactive"} | self._state))
 
     def start(self, unit: str) -> None:
         self.started.append(unit)
+
+    def stop(self, unit: str) -> None:
+        self.stopped.append(unit)
 
     def log(self, unit: str) -> Path:
         return self._log

@@ -1,0 +1,193 @@
+"""A host of the chaos suite's own: one state folder, one port, three cheap configurations of the simulated engine.
+
+The host's verbs are called in this process and the services are real processes under supervisor, so a round costs
+engine starts and no Ansible. What the playbooks do between the verbs is in `controller.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmark.campaign.record import Point
+from benchmark.campaign.store import Campaign
+from benchmark.host import processes
+from benchmark.host.managers import manager_for
+from benchmark.host.services import GUARD_UNIT, JOB_UNIT, Manager, engine_unit
+from benchmark.host.settings import Settings
+from benchmark.simulator.ledger import Ledger
+
+ROOT = Path(__file__).parents[2]
+CLOCK = Path(__file__).parent / "clock"
+HOST, CAMPAIGN = "here", "chaos"
+MODEL = ROOT / "tests/captures/models/mini-moe"
+GPUS = 2
+CATALOGUE: dict[str, dict[str, Any]] = {
+    "tp2": {"tp_size": 2},
+    "ep2": {"tp_size": 2, "ep_size": 2},
+    "small_chunk": {"tp_size": 2, "chunked_prefill_size": 2048},
+}
+LADDER = [1, 2]
+WORKLOAD = {
+    "name": "short",
+    "prompt_tokens": 32,
+    "output_tokens": 8,
+    "window_seconds": 0.6,
+    "minimum_window_seconds": 0.3,
+    "minimum_requests": 2,
+    "half_width": 0.5,
+    "ramp_turnover": 0.25,
+}
+
+PointKey = tuple[str, str, str, int, int]
+"""Where (host or controller), configuration, key of the record, concurrency, repeat."""
+
+
+@dataclass
+class Site:
+    """The folder and port of one run. `settings` may be changed between two rounds."""
+
+    folder: Path
+    port: int
+    limits: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def clock(self) -> Path:
+        return self.folder / "clock"
+
+    @property
+    def settings(self) -> Settings:
+        limits = {"quiet_seconds": 20.0, "stop_seconds": 3.0, "free_seconds": 2.0, "start_seconds": 40.0, "lease_seconds": 6.0} | self.limits
+        return Settings(
+            state=self.state,
+            unit_directory=self.state / "units",
+            manager="supervisor",
+            port=self.port,
+            nvidia_smi=[sys.executable, "-m", "benchmark.simulator.nvidia_smi"],
+            engine="simulated",
+            environment=self._simulated(""),
+            **limits,
+        )
+
+    @property
+    def manager(self) -> Manager:
+        return manager_for(self.settings)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.state / "simulated-gpu")
+
+    @property
+    def campaign(self) -> Campaign:
+        return Campaign(self.folder / "campaigns", CAMPAIGN)
+
+    def _simulated(self, fault: str) -> dict[str, str]:
+        return {
+            "SHARDSWEEP_SIMULATED_GPU": str(self.state / "simulated-gpu"),
+            "SHARDSWEEP_SIMULATED_HARDWARE": f"{GPUS}x RTX PRO 6000 Blackwell",
+            "SHARDSWEEP_SIMULATED_START_SECONDS": "0.3",
+            # Slow enough that a busy machine measures it undistorted.
+            "SHARDSWEEP_SIMULATED_SPEED": "0.1",
+            "SHARDSWEEP_SIMULATED_FAULT": fault,
+        }
+
+    def arguments(self, name: str) -> list[str]:
+        own = {"model_path": str(MODEL), "served_model_name": "mini-moe", "host": "127.0.0.1", "port": self.port}
+        return [
+            word
+            for key, value in (own | CATALOGUE[name]).items()
+            for word in (f"--{key.replace('_', '-')}", str(value))
+        ]
+
+    def render(self, faults: dict[str, str] | None = None) -> None:
+        """Settings and units as the roles write them; `faults`: what an engine does wrong in this round."""
+        for folder in ("units", "run", "log"):
+            (self.state / folder).mkdir(parents=True, exist_ok=True)
+        settings = self.settings
+        content = msgspec.json.encode(settings, enc_hook=str)
+        (self.state / "settings.json").write_bytes(content)
+        for name in CATALOGUE:
+            environment = self._simulated((faults or {}).get(name, ""))
+            command = [sys.executable, "-m", "benchmark.simulator", *self.arguments(name)]
+            self._unit(engine_unit(name), command, environment, settings.stop_seconds)
+        for unit, verb in ((JOB_UNIT, "run-job"), (GUARD_UNIT, "guard")):
+            command = [sys.executable, "-m", "benchmark.host", "--settings", str(self.state / "settings.json"), verb]
+            self._unit(unit, command, {}, 5)
+
+    def _unit(self, unit: str, command: list[str], environment: dict[str, str], stop_seconds: float) -> None:
+        script = self.state / "run" / f"{unit}.sh"
+        told = environment | {
+            processes.STATE_MARK: str(self.state),
+            processes.UNIT_MARK: unit,
+            "SHARDSWEEP_CHAOS_CLOCK": str(self.clock),
+            "PYTHONPATH": f"{CLOCK}:{ROOT}",
+        }
+        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in told.items())
+        script.write_text(f"{exports}exec {shlex.join(command)}\n")
+        (self.state / "units" / f"{unit}.conf").write_text(
+            f"[program:{unit}]\ncommand = /bin/sh {script}\nautostart = false\nautorestart = false\nstartsecs = 0\n"
+            f"stopwaitsecs = {stop_seconds:.0f}\nkillasgroup = true\nredirect_stderr = true\n"
+            f"stdout_logfile = {self.state}/log/{unit}.log\n"
+        )
+
+    def context(self, name: str, number: int) -> dict[str, Any]:
+        """What the controller tells a host of a configuration. The round is in it: each measures anew."""
+        return {
+            "configuration": {
+                "name": name,
+                "description": f"round {number}",
+                "engine": CATALOGUE[name],
+                "environment": {"CHAOS_ROUND": str(number)},
+            },
+            "arguments": self.arguments(name),
+            "engine": {"name": "simulated", "version": "0.5.11"},
+            "model": {"name": "mini-moe", "path": str(MODEL)},
+            "workload": WORKLOAD,
+            "ladder": LADDER,
+            "host": HOST,
+        }
+
+    def finished(self) -> dict[PointKey, tuple[Point, str]]:
+        """Every valid point that the controller has, with the digest of its requests."""
+        found = {}
+        for record in self.campaign.all_records():
+            folder = self.campaign.folder_of(record)
+            for point in record.points:
+                if point.valid and point.raw and (folder / point.raw).exists():
+                    key = ("controller", record.configuration.name, record.folder_name, point.concurrency, point.repeat)
+                    found[key] = point, hashlib.sha256((folder / point.raw).read_bytes()).hexdigest()
+        return found
+
+    def points(self, name: str, number: int) -> int:
+        """How many points the controller has of a configuration in a round, with their requests."""
+        return sum(
+            (self.campaign.folder_of(record) / point.raw).exists()
+            for record in self.campaign.all_records()
+            if (record.configuration.name, record.configuration.description) == (name, f"round {number}")
+            for point in record.points
+            if point.raw
+        )
+
+    def running(self) -> list[str]:
+        """What runs here that belongs to a sweep: engines, their children, load generator."""
+        left = [str(p) for found in processes.marked(self.state).values() for p in found]
+        left += [f"GPU {h.gpu}: {h.bytes} bytes of {h.name} ({h.pid})" for h in self.ledger.holders()]
+        holders = processes.port_holders(self.port)
+        return left + [f"port {self.port}: {holder}" for holder in holders or []]
+
+    def set_clock(self, offset_seconds: float) -> None:
+        self.clock.write_text(str(offset_seconds))
+
+    def own_environment(self) -> dict[str, str]:
+        return {**os.environ, **self._simulated("")}
