@@ -39,7 +39,7 @@ def _foresee(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _foreseen(campaign: Campaign, sweep: turns.HostSweep, at: dt.datetime) -> dict[str, Any]:
-    records = campaign.all_records()
+    records = campaign.all_records(skip_broken=True)
     sweep = turns.opened(sweep, records, at)
     found = turns.look(sweep, records, at)
     return {
@@ -61,6 +61,8 @@ def _open(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     """Begin a sweep of one host: note what it is, keep the records of what is rejected; answers what is foreseen."""
     said = json.loads(_standard_input())
     about = said.pop("about")
+    for path in campaign.set_aside_broken():
+        sys.stderr.write(f"{path} could not be read, and was set aside; what the host has of it is fetched again.\n")
     sweep, at = turns.asked_for(json.dumps(said).encode()), now()
     names = [entry["name"] for entry in sweep.plan]
     asked = {"objective": sweep.asked.objective, "confidence": sweep.asked.confidence}
@@ -92,9 +94,17 @@ def _next(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
 
 def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     """Keep a host's record; answers its folder and which of its raw files are not there yet."""
-    record = _keep(campaign, _standard_input(), options.host)
+    text = _standard_input()
+    known = campaign.known(rec.load(text, f"the record of {options.host}"))
+    record = _keep(campaign, text, options.host)
     folder = campaign.folder_of(record)
-    missing = [point.raw for point in record.points if point.raw and not (folder / point.raw).exists()]
+    # A point that was measured again has other requests under the same name.
+    kept = {(point.raw, point.started_at) for point in known.points} if known else set()
+    missing = [
+        point.raw
+        for point in record.points
+        if point.raw and not ((point.raw, point.started_at) in kept and (folder / point.raw).exists())
+    ]
     if any("/" in name or name.startswith(".") for name in missing):
         raise StoreError(f"The record of {record.configuration.name} names a raw file outside its folder.")
     return {"folder": str(folder), "missing": missing}

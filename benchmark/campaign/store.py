@@ -66,8 +66,41 @@ class Campaign:
                 raise StoreError(f"The record of '{record.configuration.name}' has a part that is no name: '{part}'.")
         folder = self.folder_of(record)
         with self.locked():
-            self.write(folder / "record.json", rec.dump(record))
+            known = self._known(folder)
+            self.write(folder / "record.json", rec.dump(_with_points_of(record, known) if known else record))
         return folder
+
+    def known(self, record: rec.Record) -> rec.Record | None:
+        """What is kept here of the same start; None where nothing is, or nothing that can be read."""
+        return self._known(self.folder_of(record))
+
+    def _known(self, folder: Path) -> rec.Record | None:
+        path = folder / "record.json"
+        try:
+            return rec.load(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            return None
+        except rec.RecordError:
+            _set_aside(path)
+            return None
+
+    def set_aside_broken(self) -> list[Path]:
+        """Move away what cannot be read, for its host to send it again; answers where it lies now."""
+        moved = []
+        with self.locked():
+            for path in sorted(self.folder.glob("*/*/*/record.json")):
+                try:
+                    rec.load(path.read_bytes(), str(path))
+                except rec.RecordError:
+                    moved.append(_set_aside(path))
+            for path in (self.folder / "campaign.json", *sorted(self.folder.glob("*/sweep.json"))):
+                try:
+                    readable = not path.exists() or isinstance(msgspec.json.decode(path.read_bytes()), dict)
+                except msgspec.DecodeError:
+                    readable = False
+                if not readable:
+                    moved.append(_set_aside(path))
+        return moved
 
     def records(self) -> list[rec.Record]:
         """All starts of each configuration on each host that share the newest inputs, in the campaign's order.
@@ -87,17 +120,19 @@ class Campaign:
 
         return sorted((record for starts in newest for record in starts), key=place)
 
-    def all_records(self) -> list[rec.Record]:
+    def all_records(self, *, skip_broken: bool = False) -> list[rec.Record]:
         """Every record, those of earlier inputs too.
 
         Raises:
-            StoreError: a record cannot be read; it is named, none is lost.
+            StoreError: a record cannot be read; it is named, none is lost. Not with `skip_broken`.
         """
         found = []
         for path in sorted(self.folder.glob("*/*/*/record.json")):
             try:
                 found.append(rec.load(path.read_bytes(), str(path)))
             except rec.RecordError as error:
+                if skip_broken:
+                    continue
                 raise StoreError(f"{error} Move it away to write the report without it.") from error
         return found
 
@@ -155,6 +190,17 @@ class Campaign:
         with (self.folder / ".lock").open("w") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
+
+
+def _set_aside(path: Path) -> Path:
+    return path.replace(path.with_suffix(".broken"))
+
+
+def _with_points_of(record: rec.Record, known: rec.Record) -> rec.Record:
+    """A host that lost its record begins it anew; what was measured before stays until it is measured again."""
+    here = {(point.workload, point.concurrency, point.repeat) for point in record.points}
+    further = [p for p in known.points if p.valid and (p.workload, p.concurrency, p.repeat) not in here]
+    return msgspec.structs.replace(record, points=[*record.points, *further]) if further else record
 
 
 def _json(value: Any) -> bytes:

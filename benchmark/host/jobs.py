@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ..campaign import record as rec
-from . import lease, records
+from . import clock, lease, records
 from .managers import manager_for
 from .services import JOB_UNIT, Manager, engine_unit
 from .settings import HostError, Settings, read_json, write_json
@@ -58,6 +58,9 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
             # Nothing answers any more; requests that still wait would wait for their time limits.
             manager.stop(JOB_UNIT)
             return _failed(f"The engine ended while concurrency {spec['concurrency']} was measured ({engine.detail}).")
+        if over and (point := _measured(settings, spec)) is not None and point.valid:
+            # It is there; only the word that it is there was lost.
+            return _done(settings, spec, point, changed=True)
         if over and not _once_more(settings, manager):
             tail = _tail(settings, manager)
             return _failed(f"The load generator ended twice without a result. The end of its log: {tail}")
@@ -73,7 +76,7 @@ def current(settings: Settings) -> dict[str, Any] | None:
 
 
 def report(settings: Settings, job_id: str, phase: str, failure: str | None = None) -> None:
-    write_json(settings.state / _RESULT, {"id": job_id, "phase": phase, "failure": failure})
+    write_json(settings.state / _RESULT, {"id": job_id, "phase": phase, "failure": failure, "at": clock.mark()})
 
 
 def report_progress(settings: Settings, progress: dict[str, Any]) -> None:
@@ -135,10 +138,7 @@ def _once_more(settings: Settings, manager: Manager) -> bool:
 
 
 def _measured(settings: Settings, spec: dict[str, Any]) -> rec.Point | None:
-    path = records.folder(settings, spec["configuration"], spec["fingerprint"]) / "record.json"
-    if not path.exists():
-        raise HostError(f"There is no record at {path}; begin it before its points.")
-    record = rec.load(path.read_bytes(), str(path))
+    record = records.opened(settings, spec["configuration"], spec["fingerprint"])
     workload = records.workload_of(spec["workload"]).name
     wanted = (workload, int(spec["concurrency"]), int(spec.get("repeat", 1)))
     return next((p for p in record.points if (p.workload, p.concurrency, p.repeat) == wanted), None)
@@ -152,7 +152,7 @@ def _reason_to_leave(settings: Settings, spec: dict[str, Any]) -> str:
 def _start(settings: Settings, manager: Manager, spec: dict[str, Any]) -> None:
     (settings.state / _RESULT).unlink(missing_ok=True)
     (settings.state / _PROGRESS).unlink(missing_ok=True)
-    write_json(settings.state / _CURRENT, spec | {"asked_at": time.time()})
+    write_json(settings.state / _CURRENT, spec | {"asked": clock.mark()})
     manager.start(JOB_UNIT)
 
 
@@ -179,8 +179,9 @@ def _done(settings: Settings, spec: dict[str, Any], point: rec.Point | None, *, 
 
 
 def _took(settings: Settings) -> float:
-    asked = (current(settings) or {}).get("asked_at")
-    return round((settings.state / _RESULT).stat().st_mtime - asked, 2) if asked else 0.0
+    asked = clock.since((current(settings) or {}).get("asked"))
+    ended = clock.since(read_json(settings.state / _RESULT, {}).get("at"))
+    return round(asked - ended, 2) if max(asked, ended) < float("inf") else 0.0
 
 
 def _failed(text: str) -> dict[str, Any]:

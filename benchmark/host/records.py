@@ -27,6 +27,8 @@ from .switch import running
 
 GIB = 1 << 30
 _KEY = re.compile(r"[A-Za-z0-9]+(-s[1-9][0-9]*)?")
+_COPY = "record-copy.json"
+"""Hours of measuring hang on a record: a second one lies beside it."""
 _ENDED_BY = ("aborted", "no_requests", "server_restarted")
 """Flags of a point in which the engine gave up: with more requests it would again."""
 
@@ -208,7 +210,7 @@ def started(settings: Settings, name: str, key: str, start: dict[str, Any]) -> N
 
     An earlier start that points were measured on is kept: a sweep that was cut off goes on with another engine.
     """
-    record = _open(settings, name, key)
+    record = opened(settings, name, key)
     if record.start and record.start.started_at == _stamp(start["started_at"]):
         return
     new = start_of(settings, start)
@@ -240,7 +242,7 @@ def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
 
 def add_point(settings: Settings, name: str, key: str, point: rec.Point) -> None:
     """Append a point; the same rung and repeat measured again takes the place of the earlier one."""
-    record = _open(settings, name, key)
+    record = opened(settings, name, key)
     place = (point.workload, point.concurrency, point.repeat)
     others = [p for p in record.points if (p.workload, p.concurrency, p.repeat) != place]
     point = msgspec.structs.replace(point, engine_started_at=record.start.started_at if record.start else None)
@@ -249,7 +251,7 @@ def add_point(settings: Settings, name: str, key: str, point: rec.Point) -> None
 
 def held_against_first(settings: Settings, name: str, key: str, again: rec.Point) -> rec.Point:
     """A point measured again, with a warning if it is not what it was."""
-    record = _open(settings, name, key)
+    record = opened(settings, name, key)
     first = next(
         (p for p in record.points if (p.workload, p.concurrency, p.repeat) == (again.workload, again.concurrency, 1)),
         None,
@@ -268,7 +270,7 @@ def leave(settings: Settings, name: str, key: str, rung: int, best: float | None
 
     `best` is the throughput to beat; rungs in `needed` are asked for whatever they bring.
     """
-    record = _open(settings, name, key)
+    record = opened(settings, name, key)
     valid = [p for p in record.ladder_points if p.valid and p.output_tokens_per_second]
     rates = {p.concurrency: p.output_tokens_per_second or 0.0 for p in valid}
     ended = {p.concurrency for p in record.points if any(flag.id in _ENDED_BY for flag in p.flags)}
@@ -297,11 +299,11 @@ def finish(settings: Settings, name: str, key: str, facts: Path | None = None) -
         The record's summary, with "fact": what the host says of the configuration, "changed": whether that is new,
         "record": the whole record as JSON.
     """
-    record = _open(settings, name, key)
+    record = opened(settings, name, key)
     # A record that was closed before stays as it is, the time of its last change included.
     if record.complete != is_complete(record):
         _change(settings, name, key, complete=is_complete(record))
-    record = _open(settings, name, key)
+    record = opened(settings, name, key)
     fact = _fact(settings, record)
     changed = facts is not None and _write_fact(facts / f"sglang_{name}.fact", fact)
     return summary(record) | {"fact": fact, "changed": changed, "record": text(settings, name, key)}
@@ -370,17 +372,33 @@ def folder(settings: Settings, name: str, key: str) -> Path:
 
 
 def _read(path: Path) -> rec.Record | None:
-    if not path.exists():
-        return None
     try:
         return rec.load(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        pass
     except rec.RecordError:
-        # Kept aside, not overwritten: somebody may want to look, and the measurement starts anew.
+        # Kept aside, not overwritten: somebody may want to look.
         path.replace(path.with_suffix(".broken"))
+    return _restored(path)
+
+
+def _restored(path: Path) -> rec.Record | None:
+    """The record from its copy, where it was broken; None where that is broken too: the measurement starts anew."""
+    try:
+        content = path.with_name(_COPY).read_bytes()
+        record = rec.load(content, str(path))
+    except (FileNotFoundError, rec.RecordError):
         return None
+    write_bytes(path, content)
+    return record
 
 
-def _open(settings: Settings, name: str, key: str) -> rec.Record:
+def opened(settings: Settings, name: str, key: str) -> rec.Record:
+    """The record of a start, mended if its file is broken.
+
+    Raises:
+        HostError: there is none.
+    """
     path = _path(settings, name, key)
     record = _read(path)
     if record is None:
@@ -389,10 +407,12 @@ def _open(settings: Settings, name: str, key: str) -> rec.Record:
 
 
 def _change(settings: Settings, name: str, key: str, **changes: Any) -> None:
-    record = msgspec.structs.replace(_open(settings, name, key), updated_at=now(), **changes)
+    record = msgspec.structs.replace(opened(settings, name, key), updated_at=now(), **changes)
     _write(_path(settings, name, key), record)
 
 
 def _write(path: Path, record: rec.Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, rec.dump(record))
+    content = rec.dump(record)
+    write_bytes(path, content)
+    write_bytes(path.with_name(_COPY), content)

@@ -150,9 +150,7 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
     start, elapsed = state["start"], clock.since(state["start"].get("began"))
     _note_stages(start, seen, elapsed)
     patience.note(settings, start, manager.log(unit), manager.processes(unit))
-    state["waiting_for"] = patience.told(
-        state["configuration"], start, seen.stage, seen.figures.get("weights_percent")
-    )
+    state["waiting_for"] = patience.told(state["configuration"], start, seen.stage, seen.figures.get("weights_percent"))
     restarts_in_vain = service.restarts > 0 and "ready_seconds" not in state["start"]
     if not service.running or restarts_in_vain:
         # A unit that its manager starts again and again before it ever was ready is failing, not starting.

@@ -46,6 +46,8 @@ def sweep(site: Site, number: int, names: list[str], tell: Tell, *, full_disk_at
     except HostError as refused:
         tell(f"refused {refused}")
         return 2
+    for path in site.campaign.set_aside_broken():
+        tell(f"set aside {path}")
     tell("taken")
     measured = 0
     try:

@@ -69,7 +69,9 @@ def draw(seed: int, kind: str, names: list[str]) -> Fault:
     if kind in ENGINE_FAULTS:
         fault.detail = ENGINE_FAULTS[kind].format(tokens=chance.randint(1, 2000), seconds=chance.choice([0, 1, 3]))
         fault.engine = {victim: fault.detail}
-        fault.limits = {"start_seconds": 12.0, "quiet_seconds": 8.0} if kind.startswith("hang") or kind == "lying health" else {}
+        fault.limits = (
+            {"start_seconds": 12.0, "quiet_seconds": 8.0} if kind.startswith("hang") or kind == "lying health" else {}
+        )
     elif kind in KILLS:
         _kill(fault, chance)
     elif kind == "memory held by others":

@@ -68,7 +68,8 @@ class Site:
 
     @property
     def settings(self) -> Settings:
-        limits = {"quiet_seconds": 20.0, "stop_seconds": 3.0, "free_seconds": 2.0, "start_seconds": 40.0, "lease_seconds": 6.0} | self.limits
+        limits = {"quiet_seconds": 20.0, "stop_seconds": 3.0, "start_seconds": 40.0}
+        limits |= {"free_seconds": 2.0, "lease_seconds": 6.0} | self.limits
         return Settings(
             state=self.state,
             unit_directory=self.state / "units",

@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 90.0
 """Longer than any sweep of two configurations here may last on a slow machine."""
 
 
-class Lost(AssertionError):
+class LostError(AssertionError):
     """A round that was not survived; the text says what is wrong."""
 
 
@@ -88,7 +88,7 @@ def _round(site: Site, seed: int, kind: str) -> dict[str, Any]:
         before = site.finished()
         lost = _break_and_mend(site, seed, names, fault, before, said)
         problem = ""
-    except Lost as error:
+    except LostError as error:
         problem, lost = str(error), getattr(error, "lost", 0)
     except Exception:
         problem, lost = traceback.format_exc(limit=-3).strip().replace("\n", " | "), 0
@@ -113,7 +113,7 @@ def _break_and_mend(
     between = {**before, **site.finished()} if "controller" not in fault.kind or status is not None else before
     told = any(line.startswith(("failed", "no-record", "refused")) or "failed" in line for line in said)
     if status == 0 and told:
-        raise Lost("the sweep said that all is well, and it was not")
+        raise LostError("the sweep said that all is well, and it was not")
     for holder in fault.holder:
         holder.wait()
     # What a person mends: the GPU is reset, the disk has room again, the engine is repaired, the clock is set.
@@ -125,18 +125,18 @@ def _break_and_mend(
     site.render()
     again = _again(site, seed, names, said)
     if again != 0:
-        raise Lost(f"the next sweep ended with {again}")
+        raise LostError(f"the next sweep ended with {again}")
     after = site.finished()
     gone = [key for key, value in between.items() if after.get(key) != value]
     if gone:
-        error = Lost(f"{len(gone)} finished points are lost or changed: {gone[0]}")
+        error = LostError(f"{len(gone)} finished points are lost or changed: {gone[0]}")
         error.lost = len(gone)
         raise error
     missing = [name for name in names if site.points(name, seed) < len(LADDER)]
     if missing:
-        raise Lost(f"not all points of {missing}")
+        raise LostError(f"not all points of {missing}")
     if left := site.running():
-        raise Lost(f"still there: {'; '.join(left)[:300]}")
+        raise LostError(f"still there: {'; '.join(left)[:300]}")
     return 0
 
 
@@ -165,7 +165,7 @@ def _sweep(site: Site, seed: int, names: list[str], said: list[str], fault: Faul
         if time.monotonic() > deadline:
             process.kill()
             process.join()
-            raise Lost(f"the sweep did not end within {PATIENCE_SECONDS:.0f} s; last: {said[-1:]}")
+            raise LostError(f"the sweep did not end within {PATIENCE_SECONDS:.0f} s; last: {said[-1:]}")
         try:
             if reading.poll(0.05):
                 line = reading.recv()

@@ -127,6 +127,7 @@ def _traceback_failure(first: Line, last: str, block: Sequence[str]) -> Failure:
         said = block[-2]
     text = shown(said).strip()[:300] or "no text"
     file, number = _innermost(block)
+    where = f" ({file}:{number})" if file else ""
     if stage not in ("warmup", "ready") and _refuses(name, file):
         failure = Failure(
             "refused",
@@ -138,7 +139,7 @@ def _traceback_failure(first: Line, last: str, block: Sequence[str]) -> Failure:
         failure = Failure(
             "crash",
             stage,
-            f"The engine failed{_WHERE.get(stage, '')} with {name[:100]}: {text}{f' ({file}:{number})' if file else ''}.",
+            f"The engine failed{_WHERE.get(stage, '')} with {name[:100]}: {text}{where}.",
             advice="Read the evidence; the first traceback is the cause."
             if not file or _ENGINES_OWN.search(file)
             else f"The mistake is in {file}, which is not the engine's own: mend or remove it.",

@@ -6,17 +6,17 @@ on a host whose clock is set.
 
 import os
 import time
+from pathlib import Path
 
-_real, _file = time.time, os.environ.get("SHARDSWEEP_CHAOS_CLOCK", "")
+_real, _file = time.time, Path(os.environ.get("SHARDSWEEP_CHAOS_CLOCK", ""))
 
 
 def _now() -> float:
     try:
-        with open(_file, encoding="ascii") as stream:
-            return _real() + float(stream.read() or 0)
+        return _real() + float(_file.read_text(encoding="ascii") or 0)
     except (OSError, ValueError):
         return _real()
 
 
-if _file:
+if _file.name:
     time.time = _now
