@@ -12,6 +12,7 @@ from typing import Any
 from .flags import canonical_key
 from .layout import Layout
 from .nccl import normalise_environment
+from .secrets import secret_variable
 from .verdict import Verdict
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -82,7 +83,22 @@ def _checked(name: str, entry: Any) -> dict[str, Any]:
             raise ConfigurationError(f"{where}: '{part}' is not a mapping.")
     for key in entry.get("engine") or {}:
         _refuse_foreign(where, str(key))
+    refuse_secrets(where, entry.get("environment") or {})
     return dict(entry)
+
+
+def refuse_secrets(where: str, environment: Mapping[str, Any]) -> None:
+    """An engine's environment stands in its unit, its record and its report.
+
+    Raises:
+        ConfigurationError: a variable of it holds a secret; the text names it, and not its value.
+    """
+    if name := secret_variable(environment):
+        raise ConfigurationError(
+            f"{where} sets the variable '{name}', which holds a key, a token or a password: an engine's environment "
+            "stands in its unit, its record and the report. Leave it out; a model that needs a token is fetched before, "
+            "with sglang_model_token."
+        )
 
 
 def _refuse_foreign(where: str, key: str) -> None:
@@ -182,8 +198,9 @@ def launch_environment(
         engine: the configuration's flags, whose groups a graph file of NCCL must suit.
 
     Raises:
-        ConfigurationError: NCCL or the engine would misread a value, or two contradict each other.
+        ConfigurationError: NCCL or the engine would misread a value, two contradict each other, or one is a secret.
     """
+    refuse_secrets("sglang_service_environment", own or {})
     rendered, verdicts = _environment(environment, own, engine)
     refused = [verdict for verdict in verdicts if verdict.severity == "reject"]
     if refused:

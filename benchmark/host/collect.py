@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..engine.lifecycle.failure import shown
-from ..report.command import REMOVED, is_secret
+from ..engine.secrets import is_secret
+from ..report.command import REMOVED
 from . import bounded
 from .managers import manager_for
 from .services import configuration_of

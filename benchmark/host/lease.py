@@ -17,7 +17,7 @@ _LEASE, _COPY, _LOCK = "lease.json", "lease-copy.json", "lease"
 
 
 def current(settings: Settings) -> dict[str, Any] | None:
-    """{"token", "owner", "after", "previous": [units], "began_at", "renewed_at", "renewed"}; None when no sweep has us."""
+    """{"token", "owner", "after", "previous": [units], "began_at", "renewed_at", "renewed"}; None: no sweep."""
     return _read(settings, _LEASE) or _read(settings, _COPY)
 
 

@@ -8,19 +8,10 @@ from collections.abc import Iterable
 
 from ..campaign.record import Record
 from ..engine import unit as systemd
+from ..engine.secrets import is_secret
 from .text import clean
 
 REMOVED = "REMOVED"
-_SECRET = re.compile(
-    r"(^|[-_])(api[-_]?key|access[-_]?key|private[-_]?key|secret([-_]key)?|passw(or)?d|passphrase|credentials?"
-    r"|authorization|(?<!per[-_])(?<!first[-_])token)$",
-    re.IGNORECASE,
-)
-
-
-def is_secret(name: str) -> bool:
-    """Whether a flag or variable of this name may hold a secret: a key, a password, an access token."""
-    return bool(_SECRET.search(name))
 
 
 def without_secrets(arguments: Iterable[str]) -> list[str]:

@@ -84,6 +84,8 @@ def test_what_cannot_be_resolved_is_named(entries, words):
         ({"engine": {"port": 1}}, "sglang_service_port"),
         ({"engine": {"model-path": "/x"}}, "sglang_model_path"),
         ({"engine": {"api_key": "secret"}}, "proxy"),
+        ({"environment": {"HF_TOKEN": "secret"}}, "'HF_TOKEN', which holds a key"),
+        ({"environment": {"http_proxy": "http://me:secret@proxy:3128"}}, "'http_proxy', which holds a key"),
         ({"engin": {}}, "did you mean 'engine'"),
         ({"engine": [1]}, "not a mapping"),
         ("text", "not a mapping"),
