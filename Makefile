@@ -2,6 +2,7 @@
 # make test    all tests that need nothing but this folder
 # make lint    ansible-lint (production) and ruff
 # make test-hosts     every Molecule scenario, on hosts with a real systemd (needs root on Debian; tests/hosts/README.md)
+# make chaos    faults at random moments of sweeps, and a table of what was survived (CHAOS=200 rounds, CHAOS_SEED=7)
 # make test-install   the real installation of the engine, about 10 GB and some minutes (docs/install.md)
 # make clean   stop what runs here and remove what the others made
 PYTHON ?= python3
@@ -14,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What a sweep is told: here to try also what the plan says will not fit, so that a newcomer sees a failure named.
 SWEEP ?= --confidence quick -e plan=off
 
-.PHONY: sweep test test-hosts test-install lint clean format lock
+.PHONY: sweep test chaos test-hosts test-install lint clean format lock
 
 sweep: $(BIN)/.controller
 	@shardsweep sweep $(SWEEP)
@@ -23,6 +24,11 @@ sweep: $(BIN)/.controller
 test: $(BIN)/.test
 	@mkdir -p .cache
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --basetemp $(CURDIR)/.cache/pytest $(PYTEST)
+
+CHAOS ?= 20
+CHAOS_SEED ?= 1
+chaos: $(BIN)/.test
+	@$(BIN)/python tests/chaos/run.py --rounds $(CHAOS) --seed $(CHAOS_SEED)
 
 test-hosts: $(BIN)/.test
 	@$(BIN)/python tests/hosts/run.py $(HOSTS)

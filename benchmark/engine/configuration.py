@@ -96,8 +96,8 @@ def refuse_secrets(where: str, environment: Mapping[str, Any]) -> None:
     if name := secret_variable(environment):
         raise ConfigurationError(
             f"{where} sets the variable '{name}', which holds a key, a token or a password: an engine's environment "
-            "stands in its unit, its record and the report. Leave it out; a model that needs a token is fetched before, "
-            "with sglang_model_token."
+            "stands in its unit, its record and the report. Leave it out; a model that needs a token is fetched "
+            "before, with sglang_model_token."
         )
 
 

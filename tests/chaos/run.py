@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.write(_line(row) + "\n")
             sys.stdout.flush()
     finally:
-        _end(site)
+        end(site)
     sys.stdout.write(table(rows) + f"\n{time.monotonic() - began:.0f} s; {folder}\n")
     failed = [row for row in rows if row["problem"]]
     for row in failed:
@@ -97,7 +97,7 @@ def _round(site: Site, seed: int, kind: str) -> dict[str, Any]:
             holder.kill()
             holder.wait()
     if problem:
-        _end(site)
+        end(site)
     seconds = round(time.monotonic() - began, 1)
     return row | {"problem": problem, "lost": lost, "seconds": seconds, "said": said}
 
@@ -108,7 +108,7 @@ def _break_and_mend(
     site.set_clock(0)
     site.limits = fault.limits
     site.render(fault.engine)
-    status = _sweep(site, seed, names, said, fault)
+    status = sweep(site, seed, names, said, fault)
     said.append(f"exit status {status}")
     between = {**before, **site.finished()} if "controller" not in fault.kind or status is not None else before
     told = any(line.startswith(("failed", "no-record", "refused")) or "failed" in line for line in said)
@@ -123,7 +123,7 @@ def _break_and_mend(
     if fault.kind != "clock jump":
         site.set_clock(0)
     site.render()
-    again = _again(site, seed, names, said)
+    again = sweep_when_free(site, seed, names, said)
     if again != 0:
         raise LostError(f"the next sweep ended with {again}")
     after = site.finished()
@@ -140,18 +140,18 @@ def _break_and_mend(
     return 0
 
 
-def _again(site: Site, seed: int, names: list[str], said: list[str]) -> int | None:
+def sweep_when_free(site: Site, seed: int, names: list[str], said: list[str]) -> int | None:
     """The next sweep, as soon as the host lets it in."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        status = _sweep(site, seed, names, said, None)
+        status = sweep(site, seed, names, said, None)
         if status != 2:
             return status
         time.sleep(0.5)
     return 2
 
 
-def _sweep(site: Site, seed: int, names: list[str], said: list[str], fault: Fault | None) -> int | None:
+def sweep(site: Site, seed: int, names: list[str], said: list[str], fault: Fault | None) -> int | None:
     """A sweep in a process of its own; its exit status, negative for a signal."""
     context = multiprocessing.get_context("fork")
     reading, writing = context.Pipe(duplex=False)
@@ -197,7 +197,7 @@ def _controller(site: Site, seed: int, names: list[str], writing: Connection, fu
         os._exit(status)
 
 
-def _end(site: Site) -> None:
+def end(site: Site) -> None:
     """Stop all that a round left."""
     site.limits, token = {}, f"end-{time.time()}"
     for gpu in range(GPUS):
