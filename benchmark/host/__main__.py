@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ..engine import model_files
-from . import engine_http, gpus, holding, jobs, lease, processes, promotion, records
+from . import engine_http, gpus, holding, jobs, lease, processes, promotion, records, watch
 from .managers import manager_for
 from .rollback import restore
 from .services import configuration_of
@@ -152,7 +152,7 @@ def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     failure = said["failure"]
     if failure.get("kind") == "point_failed":
         # The engine's own end says more than the load generator's view of it.
-        failure = death(settings, options.configuration) or failure
+        failure = death(settings, options.configuration) or watch.failure(settings, options.configuration) or failure
     records.fail(settings, options.configuration, options.fingerprint, failure, said.get("start") or {})
     return records.finish(settings, options.configuration, options.fingerprint, options.facts)
 

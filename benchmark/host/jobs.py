@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from ..campaign import record as rec
-from . import clock, lease, records
+from . import clock, lease, records, watch
 from .managers import manager_for
-from .services import JOB_UNIT, Manager, engine_unit
+from .services import JOB_UNIT, Manager
 from .settings import HostError, Settings, read_json, write_json
 
 _CURRENT, _PROGRESS, _RESULT = "job.json", "job-progress.json", "job-result.json"
@@ -53,11 +53,8 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
             if result["phase"] == "failed":
                 return _failed(str(result.get("failure")))
             return _done(settings, spec, _measured(settings, spec), changed=True)
-        engine = manager.state(engine_unit(spec["configuration"]))
-        if not engine.running:
-            # Nothing answers any more; requests that still wait would wait for their time limits.
-            manager.stop(JOB_UNIT)
-            return _failed(f"The engine ended while concurrency {spec['concurrency']} was measured ({engine.detail}).")
+        if why := watch.ended(manager, spec["configuration"]):
+            return _given_up(manager, spec, why)
         if over and (point := _measured(settings, spec)) is not None and point.valid:
             # It is there; only the word that it is there was lost.
             return _done(settings, spec, point, changed=True)
@@ -66,8 +63,16 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
             return _failed(f"The load generator ended twice without a result. The end of its log: {tail}")
         if time.monotonic() + _LOOK_SECONDS > deadline:
             progress = read_json(settings.state / _PROGRESS, {})
+            if why := watch.silent(settings, manager, current(settings) or spec, progress):
+                return _given_up(manager, spec, why)
             return {"phase": "running", "changed": True, "progress": progress, "point": {}, "failure": None}
         time.sleep(_LOOK_SECONDS)
+
+
+def _given_up(manager: Manager, spec: dict[str, Any], why: str) -> dict[str, Any]:
+    """Requests that still wait would wait for their time limits."""
+    manager.stop(JOB_UNIT)
+    return _failed(f"{why} It was measured at concurrency {spec['concurrency']}; what was measured before is kept.")
 
 
 def current(settings: Settings) -> dict[str, Any] | None:

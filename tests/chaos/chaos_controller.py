@@ -20,7 +20,7 @@ from typing import Any
 from chaos_site import HOST, LADDER, WORKLOAD, Site
 
 from benchmark.campaign import __main__ as controller_verbs
-from benchmark.host import holding, jobs, records
+from benchmark.host import holding, jobs, records, watch
 from benchmark.host.settings import HostError
 from benchmark.host.switch import death, switch
 
@@ -81,7 +81,7 @@ def _turn(site: Site, number: int, name: str, tell: Tell, full_disk_at: str) -> 
         except Failed as failed:
             failure = failed.failure
             if failure["kind"] == "point_failed":
-                failure = death(settings, name) or failure
+                failure = death(settings, name) or watch.failure(settings, name) or failure
             records.fail(settings, name, begun["key"], failure, failed.start)
             tell(f"failed {name} {failure['kind']} {failure['sentence']}")
     finished = records.finish(settings, name, begun["key"], site.folder / "facts.d")
