@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
+import sys
 import tarfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 import zstandard
 from conftest import BIN, ROOT, said
 
@@ -115,3 +118,50 @@ def test_a_secret_that_would_have_to_be_shown_is_refused_without_showing_it(site
     assert words in said(refused)
     assert "PlantedKey" not in said(refused)
     assert not [name for name, content in everything_below(site.state) if b"PlantedKey" in content]
+
+
+_RECORDING_PYTHON = """#!{python}
+import json, os, sys
+program, log = sys.stdin.read(), {log!r}
+with open(log, "a") as stream:
+    told = os.environ.get("HF_TOKEN") or "none"
+    stream.write(json.dumps({{"arguments": sys.argv[1:], "environment": told, "has": {token!r} in program}}) + "\\n")
+import time; time.sleep(0.5)
+print(json.dumps({{"needed_bytes": 1 if "plan" in sys.argv else 0, "free_bytes": 1 << 50}}))
+"""
+
+
+def test_a_hub_token_reaches_what_fetches_and_no_process_list(site, tmp_path):
+    token, log = INVENTORY["sglang_model_token"], tmp_path / "calls.jsonl"
+    python = tmp_path / "python"
+    python.write_text(_RECORDING_PYTHON.format(python=sys.executable, log=str(log), token=token))
+    python.chmod(0o755)
+    playbook = tmp_path / "fetch.yml"
+    task = {
+        "ansible.builtin.include_role": {"name": "shardsweep.serving.sglang_model"},
+        "vars": {
+            "sglang_model_method": "download",
+            "sglang_model_repository": "owner/name",
+            "sglang_model_commit": "0" * 40,
+            "sglang_model_folder": str(tmp_path / "model"),
+            "sglang_model_python": str(python),
+            "sglang_model_token": token,
+            "sglang_model_fact_path": str(tmp_path / "facts.d"),
+        },
+    }
+    playbook.write_text(yaml.safe_dump([{"hosts": "here", "gather_facts": True, "tasks": [task]}]))
+    # What runs apart from the connection leaves its answer here.
+    site.variables["ansible_async_dir"] = str(tmp_path / "async")
+    watch = ProcessLists()
+    watch.start()
+    # It fails in the end: nothing was really fetched.
+    done = site.play(str(playbook), "-vvv")
+    watch.over.set()
+    watch.join()
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(call["arguments"][1], call["has"]) for call in calls] == [("plan", True), ("fetch", True)], said(done)
+    assert watch.found == set()
+    assert token not in said(done)
+    own = ("fetch.yml", "python")
+    found = [name for name, content in everything_below(site.folder) if token.encode() in content and name not in own]
+    assert found == []
