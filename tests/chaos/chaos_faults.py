@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chaos_site import CATALOGUE, GPUS, LADDER, ROOT, Site
 
@@ -53,7 +54,8 @@ class Fault:
     engine: dict[str, str] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     full_disk_at: str = ""
-    may_measure_all: bool = True
+    finished: dict[Any, Any] = field(default_factory=dict)
+    """Points that the controller had when it acted."""
     holder: list[subprocess.Popen] = field(default_factory=list)
 
 

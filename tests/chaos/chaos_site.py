@@ -162,7 +162,7 @@ class Site:
     def finished(self) -> dict[PointKey, tuple[Point, str]]:
         """Every valid point that the controller has, with the digest of its requests."""
         found = {}
-        for record in self.campaign.all_records():
+        for record in self.campaign.all_records(skip_broken=True):
             folder = self.campaign.folder_of(record)
             for point in record.points:
                 if point.valid and point.raw and (folder / point.raw).exists():

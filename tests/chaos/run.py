@@ -91,7 +91,7 @@ def _round(site: Site, seed: int, kind: str) -> dict[str, Any]:
     except LostError as error:
         problem, lost = str(error), getattr(error, "lost", 0)
     except Exception:
-        problem, lost = traceback.format_exc(limit=-3).strip().replace("\n", " | "), 0
+        problem, lost = traceback.format_exc(limit=-2).strip().replace("\n", " | ")[-600:], 0
     finally:
         for holder in fault.holder:
             holder.kill()
@@ -110,7 +110,8 @@ def _break_and_mend(
     site.render(fault.engine)
     status = sweep(site, seed, names, said, fault)
     said.append(f"exit status {status}")
-    between = {**before, **site.finished()} if "controller" not in fault.kind or status is not None else before
+    # What was finished in the moment of the fault counts, even where the fault is a spoiled file.
+    between = before | fault.finished | site.finished()
     told = any(line.startswith(("failed", "no-record", "refused")) or "failed" in line for line in said)
     if status == 0 and told:
         raise LostError("the sweep said that all is well, and it was not")
@@ -175,6 +176,7 @@ def sweep(site: Site, seed: int, names: list[str], said: list[str], fault: Fault
         except EOFError:
             break
         if fault and due is not None and time.monotonic() >= due:
+            fault.finished = site.finished()
             said.append(f"FAULT {fault.act(site, process.pid)}")
             fault, due = None, None
     process.join(PATIENCE_SECONDS)
