@@ -1,0 +1,200 @@
+"""What kills, spoiled files and impatient callers leave behind: leases, points, records, and who is in the way."""
+
+from __future__ import annotations
+
+import pytest
+from builders import a_point, a_record
+
+from benchmark.campaign import record as rec
+from benchmark.campaign.store import Campaign
+from benchmark.host import clock, gpus, holding, jobs, lease, processes, records, stop
+from benchmark.host.services import JOB_UNIT, ServiceState
+from benchmark.host.settings import HostError, Settings, read_json, write_json
+
+KEY = "0" * 64
+RUBBISH = [b"", b"null", b"[]", b'{"token": 7, "previous": "none"}', b"\xff\x00"]
+SPEC = {"configuration": "ep4", "fingerprint": KEY, "workload": "quick", "concurrency": 64, "repeat": 1}
+HELD = {"token": "t", "owner": "me", "after": "previous", "previous": ["sglang-ep4"], "began_at": 1.0}
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(state=tmp_path, unit_directory=tmp_path / "units", lease_seconds=30, free_seconds=0)
+
+
+class Units:
+    """A manager of units that a test says run; what is started is noted."""
+
+    def __init__(self, *running: str) -> None:
+        self.running, self.started, self.stopped = set(running), [], []
+
+    def state(self, unit: str) -> ServiceState:
+        return ServiceState(unit=unit, activity="active" if unit in self.running else "inactive")
+
+    def start(self, unit: str) -> None:
+        self.started.append(unit)
+
+    def stop(self, unit: str) -> None:
+        self.stopped.append(unit)
+
+    def log(self, unit: str):
+        return self.folder / unit
+
+
+class TestLease:
+    @pytest.mark.parametrize("rubbish", RUBBISH)
+    def test_a_spoiled_one_still_tells_what_served(self, settings, rubbish):
+        lease.take(settings, HELD)
+        (settings.state / "lease.json").write_bytes(rubbish)
+        assert lease.current(settings)["previous"] == ["sglang-ep4"]
+        lease.mend(settings)
+        assert read_json(settings.state / "lease.json")["previous"] == ["sglang-ep4"]
+        lease.drop(settings)
+        assert lease.current(settings) is None
+
+    @pytest.mark.parametrize("jump", [-86400, 86400])
+    def test_a_clock_that_is_set_neither_ends_nor_keeps_it(self, settings, monkeypatch, jump):
+        lease.take(settings, HELD)
+        import time
+
+        now = time.time()
+        monkeypatch.setattr("time.time", lambda: now + jump)
+        assert lease.alive(settings, lease.current(settings))
+        silent = lease.current(settings)
+        silent["renewed"]["seconds"] -= 31
+        assert not lease.alive(settings, silent)
+
+    def test_a_second_sweep_is_refused_by_name(self, settings, monkeypatch):
+        monkeypatch.setattr(holding, "manager_for", lambda _: Units())
+        lease.take(settings, HELD)
+        with pytest.raises(HostError, match="Another sweep holds this host: me, heard of 0 s ago"):
+            holding.begin(settings, "another", "you", "previous", [])
+
+
+class TestPoints:
+    def begun(self, settings, monkeypatch, *running: str, points=()) -> Units:
+        path = records.folder(settings, "ep4", KEY) / "record.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(rec.dump(a_record(points=list(points), outcome="measured")))
+        manager = Units(*running)
+        manager.folder = settings.state
+        monkeypatch.setattr(jobs, "manager_for", lambda _: manager)
+        return manager
+
+    def test_a_controller_that_comes_back_takes_the_point_that_is_under_way(self, settings, monkeypatch):
+        manager = self.begun(settings, monkeypatch, "sglang-ep4", JOB_UNIT)
+        write_json(settings.state / "job.json", SPEC | {"id": "of the controller that died"})
+        answer = jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)
+        assert (answer["phase"], manager.started) == ("running", [])
+        jobs.report(settings, "of the controller that died", "failed", "as it went")
+        assert jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)["failure"] == "as it went"
+
+    def test_another_point_under_way_is_not_meddled_with(self, settings, monkeypatch):
+        self.begun(settings, monkeypatch, "sglang-ep4", JOB_UNIT)
+        write_json(settings.state / "job.json", SPEC | {"id": "other", "concurrency": 1})
+        with pytest.raises(HostError, match="Another point is being measured here: other"):
+            jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)
+
+    def test_a_killed_load_generator_is_started_once_more_and_not_twice(self, settings, monkeypatch):
+        manager = self.begun(settings, monkeypatch, "sglang-ep4")
+        write_json(settings.state / "job.json", SPEC | {"id": "mine"})
+        assert jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)["phase"] == "running"
+        assert manager.started == [JOB_UNIT]
+        answer = jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)
+        assert (answer["phase"], manager.started) == ("failed", [JOB_UNIT])
+        assert "ended twice without a result" in answer["failure"]
+
+    def test_a_dead_engine_ends_the_point_at_once(self, settings, monkeypatch):
+        manager = self.begun(settings, monkeypatch, JOB_UNIT)
+        write_json(settings.state / "job.json", SPEC | {"id": "mine"})
+        answer = jobs.measure(settings, SPEC | {"id": "mine"}, seconds=5)
+        assert answer["phase"] == "failed"
+        assert "The engine ended" in answer["failure"]
+        assert manager.stopped == [JOB_UNIT]
+
+    def test_a_point_whose_result_was_lost_is_not_measured_again(self, settings, monkeypatch):
+        manager = self.begun(settings, monkeypatch, "sglang-ep4", points=[a_point(64, 7000.0)])
+        write_json(settings.state / "job.json", SPEC | {"id": "mine", "workload": "quick"})
+        answer = jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)
+        assert (answer["phase"], manager.started) == ("done", [])
+
+
+class TestRecords:
+    @pytest.mark.parametrize("rubbish", RUBBISH)
+    def test_a_spoiled_record_comes_back_from_its_copy(self, settings, rubbish):
+        path = records.folder(settings, "ep4", KEY) / "record.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(rec.dump(a_record(points=[], outcome="measured")))
+        records.add_point(settings, "ep4", KEY, a_point(64, 7000.0))
+        path.write_bytes(rubbish)
+        assert [point.concurrency for point in records.opened(settings, "ep4", KEY).points] == [64]
+        assert path.with_suffix(".broken").read_bytes() == rubbish
+
+    def test_what_a_host_has_lost_the_controller_keeps(self, tmp_path):
+        campaign = Campaign(tmp_path, "c")
+        campaign.put(a_record(points=[a_point(1, 90.0), a_point(64, 7000.0)], outcome="measured"))
+        campaign.put(a_record(points=[a_point(1, 91.0)], outcome="measured"))
+        (record,) = campaign.all_records()
+        assert [(p.concurrency, p.output_tokens_per_second) for p in record.points] == [(1, 91.0), (64, 7000.0)]
+
+    @pytest.mark.parametrize("rubbish", RUBBISH)
+    def test_a_spoiled_record_of_the_controller_is_set_aside_and_sent_again(self, tmp_path, rubbish):
+        campaign = Campaign(tmp_path, "c")
+        record = a_record(points=[a_point(1, 90.0)], outcome="measured")
+        path = campaign.put(record) / "record.json"
+        path.write_bytes(rubbish)
+        assert campaign.set_aside_broken() == [path.with_suffix(".broken")]
+        campaign.put(record)
+        assert campaign.all_records() == [record]
+
+
+class TestBlocked:
+    def step(self, settings):
+        progress: dict = {}
+        for _ in range(3):
+            waiting = stop.stop_step(settings, Units(), ["sglang-ep4"], progress)
+        return waiting
+
+    def test_by_a_process_on_a_gpu_which_is_left_alone(self, settings, monkeypatch):
+        held = gpus.Gpu(
+            index=3, name="G", uuid="GPU-3", bus_id="1", memory_bytes=96 << 30, used_bytes=40 << 30, driver="580"
+        )
+        killed = []
+        monkeypatch.setattr(processes, "kill", killed.extend)
+        monkeypatch.setattr(processes, "port_holders", lambda _: [])
+        monkeypatch.setattr(gpus, "gpus", lambda _: [held])
+        holder = gpus.Holder(pid=4242424, command="python train.py", bytes=40 << 30, uuid="GPU-3")
+        monkeypatch.setattr(gpus, "holders", lambda _: [holder])
+        monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
+        with pytest.raises(stop.StuckError) as stuck:
+            self.step(settings)
+        assert str(stuck.value) == "Blocked by pid 4242424: python train.py: GPU memory is held (GPU 3 40.0 GiB)."
+        assert (stuck.value.kind, stuck.value.may_pass) == ("blocked_by_others", True)
+        assert killed == []
+
+    def test_memory_that_no_process_holds_is_leaked(self, settings, monkeypatch):
+        held = gpus.Gpu(
+            index=0, name="G", uuid="GPU-0", bus_id="1", memory_bytes=96 << 30, used_bytes=8 << 30, driver="580"
+        )
+        monkeypatch.setattr(processes, "port_holders", lambda _: [])
+        monkeypatch.setattr(gpus, "gpus", lambda _: [held])
+        monkeypatch.setattr(gpus, "holders", lambda _: [])
+        monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
+        with pytest.raises(stop.StuckError) as stuck:
+            self.step(settings)
+        assert stuck.value.kind == "memory_leaked"
+        assert "nvidia-smi --gpu-reset" in stuck.value.advice
+
+    def test_by_a_process_at_the_port(self, settings, monkeypatch):
+        at_port = processes.Process(77, "alice", "nginx")
+        monkeypatch.setattr(processes, "port_holders", lambda _: [at_port])
+        monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
+        with pytest.raises(stop.StuckError) as stuck:
+            self.step(settings)
+        assert str(stuck.value) == "Blocked by pid 77 (alice): nginx, which listens on port 30001."
+        assert stuck.value.may_pass
+
+
+def test_a_mark_survives_being_written_down(settings):
+    write_json(settings.state / "mark.json", clock.mark())
+    assert clock.since(read_json(settings.state / "mark.json")) < 5
