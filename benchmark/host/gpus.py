@@ -117,16 +117,21 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def activity(settings: Settings) -> list[Busy]:
-    """What each GPU does; lines that cannot be read are left out (nothing is decided by a GPU that says nothing)."""
+    """What each GPU does, as far as it says so."""
     text = run_nvidia_smi(
         settings,
         "--query-gpu=index,memory.used,utilization.gpu,power.draw,power.limit",
         "--format=csv,noheader,nounits",
     )
+    return parse_activity(text or "")
+
+
+def parse_activity(text: str) -> list[Busy]:
+    """Lines of `activity`'s query; one that cannot be read is left out."""
     found = []
-    for row in csv.reader((text or "").splitlines(), skipinitialspace=True):
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
         used = _number(row[1]) if len(row) == 5 else None
-        if used is None or not row[0].strip().isdigit():
+        if used is None or not row[0].strip().isdecimal():
             continue
         found.append(
             Busy(

@@ -23,6 +23,8 @@ def test_what_was_under_way_goes_on_and_is_collected(site):
     }
     site.variables["sglang_benchmark_further"] = []
     site.variables["sglang_benchmark_first_again"] = False
+    # A start that is looked at more than once.
+    site.variables["sglang_service_simulated_start_seconds"] = 8
     site.write()
     environment = site.environment() | {
         "ANSIBLE_CONNECTION_PLUGINS": str(ROOT / "tests/data/connection"),

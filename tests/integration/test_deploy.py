@@ -128,7 +128,8 @@ def test_a_port_that_somebody_else_has_is_named_with_who_has_it(site):
         somebody.listen()
         failed = site.play("deploy.yml", config="ep4")
     assert failed.returncode != 0
-    assert f"Port {site.port} is taken by pid" in said(failed)
+    assert "Blocked by pid" in said(failed)
+    assert f"which listens on port {site.port}" in said(failed)
     assert site.serving() == []
 
 
@@ -141,8 +142,8 @@ def test_memory_that_somebody_else_holds_is_named_and_left_alone(site, tools):
     try:
         failed = site.play("deploy.yml", config="ep8", interrupt=True)
         assert failed.returncode != 0
-        assert "GPU memory is held: GPU 3 20.0 GiB" in said(failed)
-        assert f"pid {holder.pid}" in said(failed)
+        assert "GPU memory is held (GPU 3 20.0 GiB)" in said(failed)
+        assert f"Blocked by pid {holder.pid}" in said(failed)
         assert holder.poll() is None
     finally:
         holder.kill()

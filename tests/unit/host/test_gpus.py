@@ -50,6 +50,18 @@ def test_wild_answers_give_cards_or_an_error(text):
     assert len(found) <= len(text.splitlines())
 
 
+@given(st.text(max_size=300))
+def test_wild_answers_of_what_cards_do_are_left_out(text):
+    assert len(gpus.parse_activity(text)) <= len(text.splitlines())
+
+
+def test_what_cards_do_is_read_where_they_say_it():
+    text = "0, 90112, 100, 131.27, 600.00\n1, 512, [N/A], [Unknown Error], 600.00\n2, [GPU requires reset], 0, 1, 2\n"
+    first, second = gpus.parse_activity(text)
+    assert (first.index, first.used_bytes, first.polls) == (0, 88 << 30, True)
+    assert (second.utilization_percent, second.power_watts, second.polls) == (None, None, False)
+
+
 def test_a_host_without_nvidia_smi_has_no_gpu(tmp_path):
     bare = Settings(state=tmp_path, unit_directory=tmp_path, nvidia_smi=[str(tmp_path / "absent")])
     assert gpus.gpus(bare) == []
