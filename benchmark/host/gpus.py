@@ -115,6 +115,10 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return self.utilization_percent >= _BUSY_PERCENT and self.power_watts < _LOW_POWER * self.power_limit_watts
 
+    @property
+    def computes(self) -> bool:
+        return bool(self.utilization_percent) and not self.polls
+
 
 def activity(settings: Settings) -> list[Busy]:
     """What each GPU does, as far as it says so."""

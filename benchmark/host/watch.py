@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import clock, engine_http, patience
+from . import clock, engine_http, gpus, patience
 from .services import Manager, engine_unit
 from .settings import Settings, read_json, write_json
 
@@ -44,7 +44,10 @@ def silent(settings: Settings, manager: Manager, job: dict[str, Any], progress: 
         longest = settings.quiet_seconds
     else:
         longest = settings.quiet_seconds * _STILL_SHARE
-    if quiet < longest or (refusal := engine_http.generates(settings)) is None:
+    # A long prefill brings no token either, but it computes.
+    if quiet < longest or any(gpu.computes for gpu in gpus.activity(settings)):
+        return None
+    if (refusal := engine_http.generates(settings)) is None:
         return None
     why = (
         f"The engine makes no token any more ({refusal}), though its process runs and /health says "
