@@ -95,19 +95,22 @@ def _next(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
 def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     """Keep a host's record; answers its folder and which of its raw files are not there yet."""
     text = _standard_input()
-    known = campaign.known(rec.load(text, f"the record of {options.host}"))
+    record = rec.load(text, f"the record of {options.host}")
+    for stale in _measured_again(campaign.known(record), record):
+        (campaign.folder_of(record) / stale).unlink(missing_ok=True)
     record = _keep(campaign, text, options.host)
     folder = campaign.folder_of(record)
-    # A point that was measured again has other requests under the same name.
-    kept = {(point.raw, point.started_at) for point in known.points} if known else set()
-    missing = [
-        point.raw
-        for point in record.points
-        if point.raw and not ((point.raw, point.started_at) in kept and (folder / point.raw).exists())
-    ]
+    missing = [point.raw for point in record.points if point.raw and not (folder / point.raw).exists()]
     if any("/" in name or name.startswith(".") for name in missing):
         raise StoreError(f"The record of {record.configuration.name} names a raw file outside its folder.")
     return {"folder": str(folder), "missing": missing}
+
+
+def _measured_again(known: rec.Record | None, record: rec.Record) -> list[str]:
+    """Raw files of points that were measured again: other requests under the same name."""
+    now = {point.raw: point.started_at for point in record.points}
+    before = known.points if known else []
+    return [p.raw for p in before if p.raw and "/" not in p.raw and now.get(p.raw, p.started_at) != p.started_at]
 
 
 def _keep(campaign: Campaign, text: str, host: str) -> rec.Record:
