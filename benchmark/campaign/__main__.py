@@ -62,7 +62,9 @@ def _open(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     said = json.loads(_standard_input())
     about = said.pop("about")
     for path in campaign.set_aside_broken():
-        sys.stderr.write(f"{path} could not be read, and was set aside; what the host has of it is fetched again.\n")
+        sys.stderr.write(
+            f"{path} could not be read, and was set aside; its copy, or what its host has of it, takes its place.\n"
+        )
     sweep, at = turns.asked_for(json.dumps(said).encode()), now()
     names = [entry["name"] for entry in sweep.plan]
     asked = {"objective": sweep.asked.objective, "confidence": sweep.asked.confidence}

@@ -2,7 +2,7 @@
 
     campaigns/NAME/campaign.json  decision.json  report.html  report.md  results.csv
     campaigns/NAME/HOST/sweep.json
-    campaigns/NAME/HOST/CONFIG/FINGERPRINT/record.json  requests-WORKLOAD-c064.jsonl.zst
+    campaigns/NAME/HOST/CONFIG/FINGERPRINT/record.json  record-copy.json  requests-WORKLOAD-c064.jsonl.zst
     campaigns/NAME/HOST/CONFIG/FINGERPRINT-s2/...  the second engine start
 
 A file is written whole, flushed to disk and moved into place; nothing of another fingerprint is ever overwritten.
@@ -25,6 +25,7 @@ from . import record as rec
 from .turns import HostSweep, asked_for
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_COPY = "record-copy.json"
 MOST_BYTES = 64 << 20
 """More than any record: what comes from a host is bounded."""
 
@@ -67,7 +68,9 @@ class Campaign:
         folder = self.folder_of(record)
         with self.locked():
             known = self._known(folder)
-            self.write(folder / "record.json", rec.dump(_with_points_of(record, known) if known else record))
+            content = rec.dump(_with_points_of(record, known) if known else record)
+            self.write(folder / "record.json", content)
+            self.write(folder / _COPY, content)
         return folder
 
     def known(self, record: rec.Record) -> rec.Record | None:
@@ -82,10 +85,24 @@ class Campaign:
             return None
         except rec.RecordError:
             _set_aside(path)
+            return self._restored(path)
+
+    def _restored(self, path: Path) -> rec.Record | None:
+        """A record from its copy; None where that cannot be read either."""
+        try:
+            content = path.with_name(_COPY).read_bytes()
+            record = rec.load(content, str(path))
+        except (FileNotFoundError, rec.RecordError):
             return None
+        self.write(path, content)
+        return record
 
     def set_aside_broken(self) -> list[Path]:
-        """Move away what cannot be read, for its host to send it again; answers where it lies now."""
+        """Move away what cannot be read, and put a record's copy in its place, or let its host send it again.
+
+        Returns:
+            Where what was broken lies now.
+        """
         moved = []
         with self.locked():
             for path in sorted(self.folder.glob("*/*/*/record.json")):
@@ -93,6 +110,7 @@ class Campaign:
                     rec.load(path.read_bytes(), str(path))
                 except rec.RecordError:
                     moved.append(_set_aside(path))
+                    self._restored(path)
             for path in (self.folder / "campaign.json", *sorted(self.folder.glob("*/sweep.json"))):
                 try:
                     readable = not path.exists() or isinstance(msgspec.json.decode(path.read_bytes()), dict)

@@ -138,12 +138,17 @@ class TestRecords:
         assert [(p.concurrency, p.output_tokens_per_second) for p in record.points] == [(1, 91.0), (64, 7000.0)]
 
     @pytest.mark.parametrize("rubbish", RUBBISH)
-    def test_a_spoiled_record_of_the_controller_is_set_aside_and_sent_again(self, tmp_path, rubbish):
+    def test_a_spoiled_record_of_the_controller_comes_back_from_its_copy_or_its_host(self, tmp_path, rubbish):
         campaign = Campaign(tmp_path, "c")
         record = a_record(points=[a_point(1, 90.0)], outcome="measured")
         path = campaign.put(record) / "record.json"
         path.write_bytes(rubbish)
         assert campaign.set_aside_broken() == [path.with_suffix(".broken")]
+        assert campaign.all_records() == [record]
+        path.write_bytes(rubbish)
+        path.with_name("record-copy.json").write_bytes(rubbish)
+        assert campaign.set_aside_broken() == [path.with_suffix(".broken")]
+        assert campaign.all_records() == []
         campaign.put(record)
         assert campaign.all_records() == [record]
 
