@@ -2,7 +2,7 @@
 
     campaigns/NAME/campaign.json  decision.json  report.html  report.md  results.csv
     campaigns/NAME/HOST/sweep.json
-    campaigns/NAME/HOST/CONFIG/FINGERPRINT/record.json  record-copy.json  requests-WORKLOAD-c064.jsonl.zst
+    campaigns/NAME/HOST/CONFIG/FINGERPRINT/record.json  .record-copy.json  requests-WORKLOAD-c064.jsonl.zst
     campaigns/NAME/HOST/CONFIG/FINGERPRINT-s2/...  the second engine start
 
 A file is written whole, flushed to disk and moved into place; nothing of another fingerprint is ever overwritten.
@@ -25,7 +25,7 @@ from . import record as rec
 from .turns import HostSweep, asked_for
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_COPY = "record-copy.json"
+_COPY = ".record-copy.json"  # hidden: a report lists what lies beside a record
 MOST_BYTES = 64 << 20
 """More than any record: what comes from a host is bounded."""
 

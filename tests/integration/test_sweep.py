@@ -43,7 +43,7 @@ def test_a_sweep_ends_each_configuration_in_its_outcome(site):
     folder = campaign / "here/ep8" / ep8.fingerprint
     assert {path.name for path in folder.iterdir()} == {
         "record.json",
-        "record-copy.json",
+        ".record-copy.json",
         "requests-quick-c001.jsonl.zst",
         "requests-quick-c004.jsonl.zst",
     }

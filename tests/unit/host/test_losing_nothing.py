@@ -146,7 +146,7 @@ class TestRecords:
         assert campaign.set_aside_broken() == [path.with_suffix(".broken")]
         assert campaign.all_records() == [record]
         path.write_bytes(rubbish)
-        path.with_name("record-copy.json").write_bytes(rubbish)
+        path.with_name(".record-copy.json").write_bytes(rubbish)
         assert campaign.set_aside_broken() == [path.with_suffix(".broken")]
         assert campaign.all_records() == []
         campaign.put(record)
