@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaos_site import HOST, LADDER, WORKLOAD, Site
+from chaos_site import HOST, WORKLOAD, Site
 
 from benchmark.campaign import __main__ as controller_verbs
 from benchmark.host import holding, jobs, records, watch
@@ -72,7 +72,7 @@ def _turn(site: Site, number: int, name: str, tell: Tell, full_disk_at: str) -> 
         try:
             start = _serve(site, name, begun["fingerprint"])
             tell(f"ready {name}")
-            for rung in [rung for rung in LADDER if rung not in begun["measured"]]:
+            for rung in [rung for rung in site.ladder(name) if rung not in begun["measured"]]:
                 tell(f"point {name} {rung}")
                 record = _point(site, name, begun, rung, start)
                 with _full_disk(full_disk_at == "controller"):
@@ -106,10 +106,10 @@ def _point(site: Site, name: str, begun: dict[str, Any], rung: int, start: dict[
         "fingerprint": begun["key"],
         "workload": WORKLOAD,
         "concurrency": rung,
-        "ladder": LADDER,
+        "ladder": site.ladder(name),
         "start": start,
         "accuracy": False,
-        "needed": LADDER,
+        "needed": site.ladder(name),
     }
     deadline = time.monotonic() + _LONGEST_SECONDS
     while time.monotonic() < deadline:

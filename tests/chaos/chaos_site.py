@@ -57,6 +57,7 @@ class Site:
     folder: Path
     port: int
     limits: dict[str, float] = field(default_factory=dict)
+    victim: str = ""
 
     @property
     def state(self) -> Path:
@@ -142,6 +143,10 @@ class Site:
             f"stdout_logfile = {self.state}/log/{unit}.log\n"
         )
 
+    def ladder(self, name: str) -> list[int]:
+        """Of what a round breaks, the whole ladder; of the other configuration, what it takes to see it unharmed."""
+        return LADDER if self.victim in ("", name) else LADDER[:1]
+
     def context(self, name: str, number: int) -> dict[str, Any]:
         """What the controller tells a host of a configuration. The round is in it: each measures anew."""
         return {
@@ -155,7 +160,7 @@ class Site:
             "engine": {"name": "simulated", "version": "0.5.11"},
             "model": {"name": "mini-moe", "path": str(MODEL)},
             "workload": WORKLOAD,
-            "ladder": LADDER,
+            "ladder": self.ladder(name),
             "host": HOST,
         }
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import chaos_controller
 from chaos_faults import KINDS, Fault, catalogue_names, draw
-from chaos_site import CLOCK, GPUS, LADDER, Site
+from chaos_site import CLOCK, GPUS, Site
 
 from benchmark.host.switch import switch
 
@@ -106,7 +106,7 @@ def _break_and_mend(
     site: Site, seed: int, names: list[str], fault: Fault, before: dict[Any, Any], said: list[str]
 ) -> int:
     site.set_clock(0)
-    site.limits = fault.limits
+    site.limits, site.victim = fault.limits, fault.victim
     site.render(fault.engine)
     status = sweep(site, seed, names, said, fault)
     said.append(f"exit status {status}")
@@ -133,7 +133,7 @@ def _break_and_mend(
         error = LostError(f"{len(gone)} finished points are lost or changed: {gone[0]}")
         error.lost = len(gone)
         raise error
-    missing = [name for name in names if site.points(name, seed) < len(LADDER)]
+    missing = [name for name in names if site.points(name, seed) < len(site.ladder(name))]
     if missing:
         raise LostError(f"not all points of {missing}")
     if left := site.running():
