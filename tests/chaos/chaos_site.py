@@ -100,7 +100,7 @@ class Site:
             "SHARDSWEEP_SIMULATED_HARDWARE": f"{GPUS}x RTX PRO 6000 Blackwell",
             "SHARDSWEEP_SIMULATED_START_SECONDS": "0.3",
             # Slow enough that a busy machine measures it undistorted.
-            "SHARDSWEEP_SIMULATED_SPEED": "0.1",
+            "SHARDSWEEP_SIMULATED_SPEED": "0.2",
             "SHARDSWEEP_SIMULATED_FAULT": fault,
         }
 
