@@ -33,6 +33,10 @@ def tables() -> dict[str, tuple[AllReduce, ...]]:
     }
 
 
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
 def ranks(values: list[float]) -> list[int]:
     order = sorted(range(len(values)), key=values.__getitem__)
     return [order.index(place) for place in range(len(values))]
@@ -55,7 +59,7 @@ def main(model: str) -> None:
             records[record.configuration.name] = record
     measured_tables = tables()
     for label in ("assumed all-reduces", "the host's own"):
-        print(label)
+        say(label)
         compared: dict[int, list[tuple[float, float]]] = {}
         inside = 0
         for name, record in records.items():
@@ -68,15 +72,15 @@ def main(model: str) -> None:
                 said, rate = rung["output_tokens_per_second"], point.output_tokens_per_second or 0.0
                 inside += said["low"] <= rate <= said["high"]
                 compared.setdefault(point.concurrency, []).append((rate, said["expected"]))
-                print(
+                say(
                     f"  {name:9} C={point.concurrency:<3} measured {rate:6.0f} planned {said['expected']:6.0f} "
                     f"({said['low']:.0f} to {said['high']:.0f}); a token {1e3 * point.tpot_seconds.mean:5.2f} ms, "
                     f"planned {1e3 * rung['tpot']['expected']:5.2f}"
                 )
-        print(f"  inside the range: {inside} of {sum(map(len, compared.values()))}")
+        say(f"  inside the range: {inside} of {sum(map(len, compared.values()))}")
         for concurrency, pairs in sorted(compared.items()):
             found = spearman([a for a, _ in pairs], [b for _, b in pairs])
-            print(f"  rank correlation at {concurrency}: {found:.2f} ({len(pairs)} configurations)")
+            say(f"  rank correlation at {concurrency}: {found:.2f} ({len(pairs)} configurations)")
 
 
 if __name__ == "__main__":
