@@ -1,6 +1,7 @@
 # make sweep   the main job: measure the catalogue on this machine's simulated engine, and write the report
 # make test    all tests that need nothing but this folder
 # make lint    ansible-lint (production) and ruff
+# make test-hosts     every Molecule scenario, on hosts with a real systemd (needs root on Debian; tests/hosts/README.md)
 # make test-install   the real installation of the engine, about 10 GB and some minutes (docs/install.md)
 # make clean   stop what runs here and remove what the others made
 PYTHON ?= python3
@@ -13,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What a sweep is told: here to try also what the plan says will not fit, so that a newcomer sees a failure named.
 SWEEP ?= --confidence quick -e plan=off
 
-.PHONY: sweep test test-install lint clean format lock
+.PHONY: sweep test test-hosts test-install lint clean format lock
 
 sweep: $(BIN)/.controller
 	@shardsweep sweep $(SWEEP)
@@ -22,6 +23,9 @@ sweep: $(BIN)/.controller
 test: $(BIN)/.test
 	@mkdir -p .cache
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --basetemp $(CURDIR)/.cache/pytest $(PYTEST)
+
+test-hosts: $(BIN)/.test
+	@$(BIN)/python tests/hosts/run.py $(HOSTS)
 
 test-install: $(BIN)/.test
 	@$(BIN)/python tests/install/run.py --record docs/evidence/install $(INSTALL)

@@ -134,10 +134,16 @@ def plan(
     catalogue: Annotated[str | None, typer.Option(help="A YAML file of configurations; - for JSON on stdin.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Every split of the host, ranked, ready to paste.")] = False,
     explain: Annotated[str | None, typer.Option(metavar="RULE", help="What a rule demands, and why.")] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Campaigns that correct the plan; ./campaigns without.")
+    ] = None,
+    no_calibration: Annotated[bool, typer.Option("--no-calibration", help="Plan from assumptions alone.")] = False,
+    host: Annotated[str, typer.Option(help="Whose records; of several alike, the last measured without.")] = "",
+    simulated: Annotated[bool, typer.Option("--simulated", help="Plan the simulated engine, by its records.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON on standard output.")] = False,
 ) -> None:
     """Say what would run, fit and win, before any host is touched. Exit status 1 when one is rejected."""
-    from .campaign.plan_command import explain_command, plan_command
+    from .campaign.plan_command import Evidence, explain_command, plan_command
 
     if explain:
         raise typer.Exit(explain_command(explain, _console()))
@@ -152,6 +158,7 @@ def plan(
         find=search,
         as_json=as_json,
         console=_console(),
+        evidence=Evidence(calibrate, off=no_calibration, simulated=simulated, host_name=host),
     )
     raise typer.Exit(status)
 
@@ -194,6 +201,13 @@ def measure(
     url: Annotated[str, typer.Argument(help="A running server, such as http://127.0.0.1:30000.")],
     concurrencies: Annotated[str, typer.Option(help="The ladder.")] = "1,4,16,64",
     workload: Annotated[str, typer.Option(help="A shipped workload.")] = "chat",
+    also: Annotated[
+        list[str] | None, typer.Option(metavar="WORKLOAD@C", help="A point after the ladder; long_prompt@1 without.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Also an open loop, at so many requests a second.")] = None,
+    ttft_limit: Annotated[float | None, typer.Option(help="Seconds, for its goodput.")] = None,
+    tpot_limit: Annotated[float | None, typer.Option(help="Seconds a token, for its goodput.")] = None,
+    answers: Annotated[bool, typer.Option(help="Ask fixed prompts at temperature 0, for the record.")] = True,
     route: Annotated[str, typer.Option(help="generate, completions, chat, or auto.")] = "auto",
     model: Annotated[str | None, typer.Option(help="The model's name at the server; its first without.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header, such as a key.")] = None,
@@ -210,6 +224,11 @@ def measure(
         url,
         ladder=_ladder(concurrencies),
         workload=workload,
+        also=also if also is not None else ["quick_long@1" if workload == "quick" else "long_prompt@1"],
+        rate=rate,
+        ttft_limit=ttft_limit,
+        tpot_limit=tpot_limit,
+        answers=answers,
         route=route,
         model=model,
         headers=headers,

@@ -1,6 +1,6 @@
 """Holds this package's load generator, and others that are installed, against a server with a known schedule.
 
-    python measurements/load_client.py                      the cells of the issue: 512 x 50, 512 x 100, 1024 x 50
+    python measurements/load_client.py                      the default cells: 512 x 50, 512 x 100, 1024 x 50
     python measurements/load_client.py --cells 64x50 --runs 1
     python measurements/load_client.py --peer sglang=/path/to/python
 

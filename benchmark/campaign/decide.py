@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..engine.configuration import difference
+from ..load import agreement
 from .experiments import Comparison, compare, experiments, listed, unread_flags
 from .hosts import host_shifts
 from .objectives import CHOOSING_STARTS, KNOWN, PEAK, SINGLE_STREAM, Objective, Starts, group, objective, ranking_starts
@@ -315,4 +316,4 @@ def _notes(
     wrong = [f"{e['configuration']}: {listed(e['ignored'])}" for e in found if e["ignored"]]
     if wrong:
         notes.append(f"Set, and not read by the engine: {'; '.join(wrong)}.")
-    return notes
+    return notes + agreement.notes(record for starts in groups for record in starts.records)

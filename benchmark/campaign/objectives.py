@@ -6,9 +6,10 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from .record import Left, Point, Record
 
@@ -224,14 +225,12 @@ class Starts:
 
     @staticmethod
     def _rungs(record: Record, by: Objective) -> set[int]:
-        return {p.concurrency for p in record.points if p.valid and _speaks(p, by)}
+        return {p.concurrency for p in _points(record, by)}
 
     @staticmethod
     def _at(record: Record, by: Objective, concurrency: int) -> float | None:
         """Repeats inside a start are one value: the mean of their logarithms."""
-        if by.long_prompts and (_prompt_tokens(record) or 0) < LONG_PROMPT_TOKENS:
-            return None
-        points = [p for p in record.points if p.valid and p.concurrency == concurrency and _speaks(p, by)]
+        points = [p for p in _points(record, by) if p.concurrency == concurrency]
         values = [value for p in points if (value := _positive(by.of_point(p))) is not None]
         return _geometric_mean(values) if values else None
 
@@ -240,14 +239,26 @@ def _geometric_mean(values: Sequence[float]) -> float:
     return values[0] if len(values) == 1 else math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
-def _speaks(point: Point, by: Objective) -> bool:
-    """Goodput comes from open loops, everything else from closed ones."""
-    return (point.rate is not None) == (by.name == "goodput")
+def _points(record: Record, by: Objective) -> list[Point]:
+    """The valid points that tell an objective.
+
+    Goodput comes from open loops, everything else from closed ones. Prefill and its TTFT come from the workloads with
+    long prompts, of which there may be one beside the record's own; what is left from the record's own.
+    """
+    works = {work.get("name"): work for work in (record.workload, *(f.get("workload", {}) for f in record.further))}
+    if by.name == GOODPUT.name:
+        return [p for p in record.points if p.valid and p.rate is not None]
+    points = record.ladder_points
+    if by.long_prompts:
+        points = [
+            p for p in record.points if _prompt_tokens(works.get(p.workload, record.workload)) >= LONG_PROMPT_TOKENS
+        ]
+    return [p for p in points if p.valid and p.rate is None]
 
 
-def _prompt_tokens(record: Record) -> int | None:
-    told = record.workload.get("prompt_tokens")
-    return told if isinstance(told, int) else None
+def _prompt_tokens(workload: Mapping[str, Any]) -> int:
+    told = workload.get("prompt_tokens")
+    return told if isinstance(told, int) else 0
 
 
 def ranking_starts(groups: Sequence[Starts], by: Objective) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..engine import configuration as conf
+from ..engine.calibration import Calibration, from_campaigns, measured_allreduces, read_records
 from ..engine.hardware import GIB, Host, UnknownHardware, find_host
 from ..engine.models import ModelShape, UnknownModel, load_model
 from ..engine.plan import plan_configuration
@@ -22,6 +25,8 @@ from ..load.workload import WorkloadError, named
 from .playbooks import PROJECT
 
 CATALOGUE = PROJECT / "group_vars/all/configs.yml"
+# As for a sweep: below the folder that the user stands in.
+CAMPAIGNS = Path("campaigns")
 
 _RUNS, _REJECTED, _USAGE = 0, 1, 2
 
@@ -51,6 +56,45 @@ def read_catalogue(source: str | None) -> dict[str, dict[str, Any]]:
     return conf.merge_catalogues(content)
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """Where to look for what a host measured."""
+
+    folder: Path | None = None
+    """A folder of campaigns, a campaign, or None for those below the current folder."""
+    off: bool = False
+    simulated: bool = False
+    """Whether the plan is of a simulated engine: only its own kind of records counts."""
+    host_name: str = ""
+
+    def measured(self, host: Host, release: str) -> Host:
+        """The host with the all-reduces of its last communication check that a record tells of."""
+        if self.off:
+            return host
+        kept = read_records(self.folder or CAMPAIGNS)
+        rows = measured_allreduces(kept, host, release, simulated=self.simulated, host_name=self.host_name)
+        return replace(host, allreduce=rows) if rows else host
+
+    def calibration(self, shape: ModelShape, host: Host, release: str) -> Calibration | None:
+        """Raises:
+        PlanError: the folder was named and does not exist, or nothing in it is of this host.
+        """
+        if self.off:
+            return None
+        folder = self.folder or CAMPAIGNS
+        found = from_campaigns(
+            read_records(folder), shape, host, release, simulated=self.simulated, host_name=self.host_name
+        )
+        if self.folder and found is None:
+            whose = f" named {self.host_name}" if self.host_name else ""
+            engine = "simulated SGLang" if self.simulated else "SGLang"
+            raise PlanError(
+                f"Nothing below {folder} was measured on {host.name}{whose} with {engine} {release}, so it calibrates "
+                "nothing. Name another folder, or leave --calibrate out."
+            )
+        return found
+
+
 def plan_command(
     names: list[str],
     *,
@@ -63,6 +107,7 @@ def plan_command(
     find: bool,
     as_json: bool,
     console: Console,
+    evidence: Evidence = Evidence(),
 ) -> int:
     """Show the plan of the configurations, or of every split of the host.
 
@@ -70,25 +115,36 @@ def plan_command(
         0 when all of them run, 1 when one is rejected, 2 when something asked for does not exist.
     """
     try:
-        shape, host = load_model(model), find_host(hardware)
+        shape, host = load_model(model), evidence.measured(find_host(hardware), release)
         work = named(workload).to_mapping()
+        calibration = evidence.calibration(shape, host, release)
         if find:
-            return _search(shape, host, release, work, ladder, console, as_json=as_json)
+            return _search(shape, host, release, work, ladder, calibration, console, as_json=as_json)
         known = read_catalogue(catalogue)
         wanted = [conf.resolve(name, known) for name in conf.runnable_names(known, names or None)]
     except (UnknownModel, UnknownHardware, WorkloadError, PlanError, ValueError) as error:
         Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         return _USAGE
-    plans = [plan_configuration(entry, shape, host, release, work, ladder) for entry in wanted]
+    plans = [plan_configuration(entry, shape, host, release, work, ladder, calibration) for entry in wanted]
     if as_json:
         sys.stdout.write(json.dumps(plans, indent=1) + "\n")
     else:
         console.print(f"{shape.name} on {host.name}, SGLang {release}, workload {workload}", highlight=False)
+        _say_evidence(calibration, host, console)
         console.print(plan_table(plans), highlight=False)
         for plan in plans:
-            console.print(f"{plan['name']}: {_said(plan)}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{plan['name']}: {plan['sentence']}", highlight=False, markup=False, soft_wrap=True)
         console.print("Predictions are ranges, not measurements.", style="dim")
     return _REJECTED if any(plan["verdict"] == "rejected" for plan in plans) else _RUNS
+
+
+def _say_evidence(calibration: Calibration | None, host: Host, console: Console) -> None:
+    """What the plan rests on besides its assumptions."""
+    if calibration:
+        console.print(f"calibrated on {calibration.source}", highlight=False, markup=False, soft_wrap=True)
+    if host.allreduce:
+        groups = ", ".join(str(group) for group in sorted({row.group for row in host.allreduce}))
+        console.print(f"all-reduces as this host's check measured them, over {groups} GPUs", highlight=False)
 
 
 def plan_table(plans: list[dict[str, Any]]) -> Table:
@@ -97,6 +153,7 @@ def plan_table(plans: list[dict[str, Any]]) -> Table:
     table.add_column("verdict", no_wrap=True)
     for name in ("GPUs", "weights\nGiB/GPU", "KV cache\ntokens", "streams\nreached", "one user\ntok/s", "peak\ntok/s"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("risk", min_width=20)
     for plan in plans:
         speed = plan["speed"] or {}
         table.add_row(
@@ -108,13 +165,9 @@ def plan_table(plans: list[dict[str, Any]]) -> Table:
             str(plan["concurrency_reached"] or ""),
             _range(speed.get("single_user")),
             _range(speed.get("peak")),
+            escape(plan["risk"]),
         )
     return table
-
-
-def _said(plan: Mapping[str, Any]) -> str:
-    risk = f" Risk: {plan['risk']}." if plan["risk"] not in ("", "low", "does not start") else ""
-    return f"{plan['sentence']}{risk}"
 
 
 def _range(value: Mapping[str, float] | None) -> str:
@@ -127,15 +180,17 @@ def _search(
     release: str,
     work: Mapping[str, Any],
     ladder: list[int],
+    calibration: Calibration | None,
     console: Console,
     *,
     as_json: bool,
 ) -> int:
-    found = search(shape, host, release, work, ladder)
+    found = search(shape, host, release, work, ladder, calibration=calibration)
     if as_json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return _RUNS
     console.print(f"{len(found)} splits of {shape.name} over {host.name}, best first", highlight=False)
+    _say_evidence(calibration, host, console)
     console.print(plan_table([entry["plan"] for entry in found]), highlight=False)
     entries = {entry["name"]: entry["entry"] for entry in found if entry["plan"]["verdict"] != "rejected"}
     console.print("\nAs catalogue entries:", style="dim")

@@ -196,6 +196,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     workload: dict[str, Any] = {}
     ladder: list[int] = []
+    further: list[dict[str, Any]] = []
+    """Points that follow the ladder on the same start (load/further.py): {"workload", "concurrency", "repeat"}."""
     outcome: Outcome
     complete: bool = False
     """Every rung of the ladder was measured, or the outcome is final."""
@@ -206,13 +208,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Starts before it that some of the points were measured on: of a sweep that was cut off and went on later."""
     left: Left | None = None
     """Rungs that were left out on purpose."""
-    accuracy: dict[str, Any] = {}
-    """Whether the engine still answers rightly with these settings."""
     plan: dict[str, Any] = {}
     """What was predicted before the start."""
     points: list[Point] = []
+    accuracy: dict[str, Any] = {}
+    """Answers at temperature 0 to a few fixed prompts (load/accuracy.py); empty where none were asked."""
+    warm_up: dict[str, Any] = {}
+    """How the newest start was warmed up: seconds of each pass, whether the last two agreed, the probe."""
     tools_version: str = ""
-    further: dict[str, Any] = {}
+    unknown: dict[str, Any] = {}
     """Keys that this version does not know; they are written back as they were read."""
 
     @property
@@ -225,17 +229,23 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine.simulated
 
     def peak(self) -> Point | None:
-        """The valid point with the highest output throughput."""
-        usable = [p for p in self.points if p.valid and p.output_tokens_per_second]
+        """The valid point of the ladder with the highest output throughput."""
+        usable = [p for p in self.ladder_points if p.valid and p.output_tokens_per_second]
         return max(usable, key=lambda p: p.output_tokens_per_second or 0.0, default=None)
 
     def at(self, concurrency: int) -> Point | None:
-        """The last valid point at this concurrency."""
-        return next((p for p in reversed(self.points) if p.valid and p.concurrency == concurrency), None)
+        """The last valid point of the ladder at this concurrency."""
+        return next((p for p in reversed(self.ladder_points) if p.valid and p.concurrency == concurrency), None)
+
+    @property
+    def ladder_points(self) -> list[Point]:
+        """The points of the record's own workload, without those of others that ran on the same start."""
+        own = self.workload.get("name")
+        return [p for p in self.points if own is None or p.workload == own]
 
     def covers(self, ladder: Iterable[int]) -> bool:
         """Whether each of these rungs has a point, or was left out on purpose."""
-        known = {point.concurrency for point in self.points}
+        known = {point.concurrency for point in self.ladder_points}
         return set(ladder) <= known.union(self.left.rungs if self.left else ())
 
 
@@ -244,7 +254,7 @@ def folder_name(fingerprint: str, start_number: int) -> str:
     return fingerprint if start_number == 1 else f"{fingerprint}-s{start_number}"
 
 
-_KNOWN = tuple(name for name in Record.__struct_fields__ if name != "further")
+_KNOWN = tuple(name for name in Record.__struct_fields__ if name != "unknown")
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Record)
 
@@ -252,7 +262,7 @@ _decoder = msgspec.json.Decoder(Record)
 def dump(record: Record) -> bytes:
     """The record as indented JSON, keys of mappings sorted, one trailing newline."""
     known = {name: msgspec.Raw(_encoder.encode(getattr(record, name))) for name in _KNOWN}
-    return msgspec.json.format(msgspec.json.encode(known | record.further), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(known | record.unknown), indent=1) + b"\n"
 
 
 def load(text: bytes | str, where: str = "record") -> Record:
@@ -273,8 +283,8 @@ def load(text: bytes | str, where: str = "record") -> Record:
     try:
         record = _decoder.decode(text)
         parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        if further := {name: msgspec.json.decode(raw) for name, raw in parts.items() if name not in _KNOWN}:
-            record = msgspec.structs.replace(record, further=further)
+        if unknown := {name: msgspec.json.decode(raw) for name, raw in parts.items() if name not in _KNOWN}:
+            record = msgspec.structs.replace(record, unknown=unknown)
         return record
     except msgspec.MsgspecError as error:
         raise RecordError(f"{where} is not a record of schema version {version}: {error}") from error

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+_WORTH_A_LINE_SECONDS = 15
 _ENDED = ("measured", "failed", "rejected", "deferred", "known")
 
 
@@ -29,6 +30,8 @@ class Turn:
     peak: float | None = None
     peak_concurrency: int | None = None
     sentence: str = ""
+    announced: tuple[int, int] | None = None
+    """The point whose cost was told: its concurrency, and how many were done before it."""
 
     @property
     def over(self) -> bool:
@@ -164,6 +167,7 @@ class Sweep:
         turn.began_at, turn.start_number = self._clock(), answer.get("start_number") or 1
         turn.done = list(answer.get("measured") or [])
         turn.rungs = list(answer.get("ladder") or turn.rungs)
+        turn.rungs += [int(other["concurrency"]) for other in answer.get("further") or []]
         turn.state = "known" if answer.get("complete") else "opening"
         if turn.state == "known":
             turn.detail = "measured before"
@@ -188,8 +192,9 @@ class Sweep:
         rung = int(task.rsplit(" ", 1)[-1]) if task.rsplit(" ", 1)[-1].isdigit() else 0
         turn.state = "measuring"
         if answer["phase"] == "running":
-            turn.detail = _progress(rung, answer.get("progress") or {})
-            return []
+            progress = answer.get("progress") or {}
+            turn.detail = _progress(rung, progress)
+            return self._expected(turn, rung, progress.get("expected_seconds") or {})
         if answer["phase"] == "failed":
             turn.sentence = str(answer.get("failure") or "")
             return []
@@ -199,12 +204,22 @@ class Sweep:
         point = answer.get("point") or {}
         turn.done.append(rung)
         rate = point.get("output_tokens_per_second")
-        turn.detail = f"concurrency {rung}: {rate:,.1f} tok/s" if rate else f"concurrency {rung}: no rate"
+        what = str(point.get("label") or f"concurrency {rung}")
+        turn.detail = f"{what}: {rate:,.1f} tok/s" if rate else f"{what}: no rate"
+        for name, unit in (("prompt_tokens_per_second", "prompt tok/s"), ("goodput_requests_per_second", "good req/s")):
+            turn.detail += f", {point[name]:,.1f} {unit}" if point.get(name) is not None else ""
         if not point.get("valid", True):
             turn.detail += f" (invalid: {'; '.join(point.get('flags') or ['see the report'])})"
-        elif rate and rate > (turn.peak or 0):
+        elif rate and rate > (turn.peak or 0) and not point.get("label"):
             turn.peak, turn.peak_concurrency = rate, rung
         return [Event(_line(turn), turn)]
+
+    def _expected(self, turn: Turn, rung: int, expected: Mapping[str, Any]) -> list[Event]:
+        """A line before a point of more than a few seconds: what it will cost."""
+        if not expected or turn.announced == (rung, len(turn.done)) or expected["most"] < _WORTH_A_LINE_SECONDS:
+            return []
+        turn.announced = (rung, len(turn.done))
+        return [Event(f"{turn.host}  {turn.name}  measuring  concurrency {rung}: takes {expected['text']}", turn)]
 
     def _closed(self, host: str, answer: Mapping[str, Any]) -> list[Event]:
         turn = self._turn(host)
@@ -248,7 +263,12 @@ def _answer(result: Mapping[str, Any]) -> dict[str, Any] | None:
 def _progress(rung: int, progress: Mapping[str, Any]) -> str:
     rate = progress.get("output_tokens_per_second")
     phase = str(progress.get("phase") or "starting")
-    return f"concurrency {rung}, {phase}" + (f", {rate:,.0f} tok/s" if rate else "")
+    expected = (progress.get("expected_seconds") or {}).get("text")
+    return (
+        f"concurrency {rung}, {phase}"
+        + (f", {rate:,.0f} tok/s" if rate else "")
+        + (f", takes {expected}" if expected else "")
+    )
 
 
 def _name(turn: Turn) -> str:

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .flags import canonical_key
+from .layout import Layout
 from .nccl import normalise_environment
+from .verdict import Verdict
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 ENTRY_KEYS = ("description", "extends", "against", "hypothesis", "abstract", "engine", "environment")
@@ -23,6 +25,13 @@ OWNED_BY_ROLES = {
     "served_model_name": "sglang_model_name",
 }
 """Settings of a host, not of a configuration -> the role default that holds them."""
+
+RESERVED = {
+    "engine": "what the role sglang installed",
+    "model": "what the role sglang_model found",
+    "preflight": "what the role gpu_host saw",
+}
+"""Names whose host fact (`sglang_NAME.fact`) tells something else than a configuration's record."""
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
@@ -57,6 +66,10 @@ def _checked(name: str, entry: Any) -> dict[str, Any]:
     where = f"Configuration '{name}'"
     if not NAME.fullmatch(name):
         raise ConfigurationError(f"{where}: a name is lower-case letters, digits and underscores, a letter first.")
+    if name in RESERVED:
+        raise ConfigurationError(
+            f"{where}: the host fact sglang_{name} tells {RESERVED[name]}, so the name is taken. Choose another."
+        )
     if not isinstance(entry, Mapping):
         raise ConfigurationError(f"{where} is not a mapping with {', '.join(ENTRY_KEYS)}.")
     for key in entry:
@@ -159,18 +172,45 @@ def _overlay(below: dict[str, Any], above: Mapping[str, Any]) -> None:
             below[key] = value
 
 
-def launch_environment(environment: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """A configuration's environment over the host's own, as text; empty values are left out.
+def launch_environment(
+    environment: Mapping[str, Any], own: Mapping[str, Any] | None = None, engine: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """A configuration's environment over the host's own, as text; empty values are left out, an inherited one too.
+
+    Args:
+        own: the host's, checked and rendered as the configuration's is.
+        engine: the configuration's flags, whose groups a graph file of NCCL must suit.
 
     Raises:
-        ConfigurationError: NCCL or the engine would misread a value.
+        ConfigurationError: NCCL or the engine would misread a value, or two contradict each other.
     """
-    rendered, verdicts = normalise_environment(environment)
+    rendered, verdicts = _environment(environment, own, engine)
     refused = [verdict for verdict in verdicts if verdict.severity == "reject"]
     if refused:
         raise ConfigurationError(f"{refused[0].sentence} {refused[0].advice}")
-    merged = {**{key: str(value) for key, value in (own or {}).items()}, **rendered}
-    return {key: value for key, value in merged.items() if value != ""}
+    return rendered
+
+
+def environment_warnings(
+    environment: Mapping[str, Any], own: Mapping[str, Any] | None = None, engine: Mapping[str, Any] | None = None
+) -> list[str]:
+    """What is taken as it was meant, or may be a mistake: `NCCL_P2P_LEVEL=5 is an old number that means SYS; ...`."""
+    _, verdicts = _environment(environment, own, engine)
+    return [f"{verdict.sentence} {verdict.advice}".strip() for verdict in verdicts if verdict.severity != "reject"]
+
+
+def _environment(
+    environment: Mapping[str, Any], own: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
+) -> tuple[dict[str, str], list[Verdict]]:
+    # An empty value of the configuration's takes the host's away.
+    merged = {**(own or {}), **environment}
+    layout = None
+    if engine is not None:
+        try:
+            layout = Layout.from_engine(engine)
+        except ValueError:
+            layout = None  # another rule says what is wrong with the width
+    return normalise_environment(merged, layout)
 
 
 def runnable_names(catalogue: Mapping[str, Mapping[str, Any]], wanted: str | Iterable[str] | None = None) -> list[str]:

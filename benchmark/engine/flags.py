@@ -62,8 +62,8 @@ def resolve_release(release: str) -> str:
 def flag_table(release: str) -> dict[str, dict[str, Any]]:
     """Flags of a release: {"--tp-size": {"kind": "int", "default": 1}, ...}.
 
-    `kind` is one of KINDS; `choices`, `default`, `deprecated` and `primary` (this name is an alias of that
-    one) are there where they apply.
+    `kind` is one of KINDS; `choices`, `default`, `deprecated`, `hidden` (the engine's help leaves it out) and
+    `primary` (this name is an alias, or the negative form, of that one) are there where they apply.
     """
     index = releases().index(resolve_release(release))
     return {

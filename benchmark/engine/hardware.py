@@ -10,6 +10,7 @@ from typing import Any
 
 MIB = 1024**2
 GIB = 1024**3
+MOST_ALLREDUCE_SECONDS = 60.0
 
 
 class UnknownHardware(ValueError):  # noqa: N818  (the name is the interface)
@@ -170,6 +171,21 @@ def find_host(text: str, nodes: int = 1, **changes: Any) -> Host:
     host = Host(gpu, count, nodes, nvlink=gpu.nvlink > 0 and count > 1, pcie_generation=gpu.pcie_generation)
     host = replace(host, name=f"{count}x {gpu.name}")
     return replace(host, **changes) if changes else host
+
+
+def allreduce_rows(rows: Any) -> tuple[AllReduce, ...]:
+    """What a host's communication check kept ([{"group", "bytes", "seconds"}]) -> its all-reduces; what is no such row
+    is left out.
+    """
+    found = []
+    for row in rows if isinstance(rows, (list, tuple)) else ():
+        try:
+            measured = AllReduce(int(row["group"]), int(row["bytes"]), float(row["seconds"]))
+        except (KeyError, TypeError, ValueError):
+            continue
+        if measured.group > 1 and measured.bytes > 0 and 0 < measured.seconds < MOST_ALLREDUCE_SECONDS:
+            found.append(measured)
+    return tuple(found)
 
 
 def from_nvidia_smi(csv_text: str, **changes: Any) -> Host:

@@ -101,7 +101,7 @@ def _value(text: str) -> HelpFlag:
 def compare_help(text: str, release: str) -> Differences:
     """Hold an engine's help against the flag table of its release.
 
-    A flag that is deprecated may be hidden from the help, and only long names are compared.
+    A flag that is hidden or deprecated need not be in the help, and only long names are compared.
 
     Raises:
         NoHelp: the text is no help.
@@ -109,10 +109,11 @@ def compare_help(text: str, release: str) -> Differences:
     """
     said = {name: flag for name, flag in parse_help(text).items() if name.startswith("--")}
     table = flag_table(release)
+    shown = {name for name, spec in table.items() if not (spec.get("deprecated") or spec.get("hidden"))}
     shared = [name for name in said if name in table]
     return Differences(
         release=resolve_release(release),
-        missing=tuple(sorted(name for name, spec in table.items() if name not in said and not spec.get("deprecated"))),
+        missing=tuple(sorted(shown - said.keys())),
         unexpected=tuple(sorted(name for name in said if name not in table)),
         changed=tuple(sentence for name in sorted(shared) if (sentence := _change(name, said[name], table[name]))),
     )

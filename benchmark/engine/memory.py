@@ -96,8 +96,12 @@ class MemoryPlan:
         return self.token_capacity * self.pools
 
     def concurrency(self, tokens_per_request: int) -> int:
-        """Requests of this many tokens that can run at once."""
-        by_tokens = self.token_capacity // max(1, tokens_per_request) * self.pools
+        """Requests that can run at once if each holds this many tokens, on average over time.
+
+        Pools are filled evenly, but not in step: what is left over in one of them now and then holds one more.
+        """
+        each = max(1, tokens_per_request)
+        by_tokens = self.total_token_capacity // each if self.token_capacity >= each else 0
         return max(0, min(self.max_running_requests, by_tokens))
 
 
@@ -135,7 +139,7 @@ def plan_memory(
     options = build_options(engine, host, shape)
     extra = calibration.weights_extra_bytes if calibration else 0
     held = tuple(stage_bytes(shape, layout, stage, options) + extra for stage in range(layout.pp))
-    measured = calibration.pre_load_free_bytes if calibration else 0
+    measured = calibration.pre_load_free_bytes.get(layout.gpus) if calibration else None
     free = measured or int(pre_load_free_bytes(host, layout).expected)
     cells = [kv_bytes_per_token(shape, layout, stage, engine, host) for stage in range(layout.pp)]
     fraction, is_default = _fraction(engine, shape, layout, host, release)

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ class ModelShape:
     index_heads: int = 0
     index_dim: int = 0
     """Sparse attention (DSA) keeps an index key beside the latent vector; 0 without."""
+    index_topk: int = 0
+    """Cached tokens that a query of sparse attention reads; 0: all."""
     attention_bias: bool = False
     attention_gate: bool = False
     """The query projection also makes an output gate of the same width (Qwen3.5)."""
@@ -92,6 +94,23 @@ class ModelShape:
     formats: Formats = PLAIN
     vision: Vision | None = None
     quantization: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The config.json that it was read from."""
+
+    def overridden(self, engine: Mapping[str, Any]) -> ModelShape:
+        """The shape that the engine builds with --json-model-override-args: each setting replaces the config's own.
+
+        Raises:
+            ValueError: the text is no JSON object (the engine fails on it too).
+            UnknownModel: the changed config cannot be understood.
+        """
+        given = engine.get("json_model_override_args")
+        if not given or not self.config:
+            return self
+        changes = json.loads(given) if isinstance(given, str) else given
+        if not isinstance(changes, Mapping):
+            raise ValueError(f"json_model_override_args is no JSON object: {given!r}.")
+        return from_config({**self.config, **changes}, self.name) if changes else self
 
     @property
     def moe_layers(self) -> int:
@@ -118,6 +137,12 @@ def shipped_models() -> tuple[str, ...]:
     return tuple(_shipped())
 
 
+def shipped_shape(name: str) -> ModelShape | None:
+    """The shipped shape of this name, however it is capitalized; None if there is none."""
+    found = _find_shipped(name)
+    return _shipped_shape(found) if found else None
+
+
 def load_model(source: str | os.PathLike[str]) -> ModelShape:
     """A config.json, a folder that holds one, or a shipped name such as `kimi-k2.6` -> its shape.
 
@@ -125,9 +150,8 @@ def load_model(source: str | os.PathLike[str]) -> ModelShape:
         UnknownModel: no such file or name, not JSON, or an architecture that is not known.
     """
     text = os.fspath(source)
-    shipped = _find_shipped(text)
-    if shipped:
-        return _shipped_shape(shipped)
+    if shipped := shipped_shape(text):
+        return shipped
     path = Path(text)
     if path.is_dir():
         path = path / "config.json"
@@ -140,7 +164,21 @@ def load_model(source: str | os.PathLike[str]) -> ModelShape:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UnknownModel(f"{path} cannot be read as JSON: {error}.") from error
+    if isinstance(config, dict) and not config.get("quantization_config"):
+        config |= _separate_quantization(path.parent)
     return from_config(config, path.parent.name or path.stem)
+
+
+def _separate_quantization(folder: Path) -> dict[str, Any]:
+    """What older checkpoints say of their quantization beside config.json, where the engine looks too."""
+    for file, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "")):
+        try:
+            found = json.loads((folder / file).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict):
+            return {"quantization_config": {"quant_method": method} | found.get("quantization", found)}
+    return {}
 
 
 def _find_shipped(text: str) -> str | None:
@@ -194,7 +232,8 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
     if shape.intermediate < 0 or min(shape.moe_intermediate, shape.intermediate or 1) < (1 if shape.experts else 0):
         raise ValueError("an MLP has no width")
     method = str(quantization.get("quant_method") or quantization.get("quant_algo") or "")
-    return replace(shape, formats=read_formats(quantization), vision=_vision(config), quantization=method)
+    formats = read_formats(quantization)
+    return replace(shape, formats=formats, vision=_vision(config), quantization=method, config=config)
 
 
 def _vision(config: Mapping[str, Any]) -> Vision | None:
@@ -286,6 +325,7 @@ def _mla(text: Mapping[str, Any], name: str, architecture: str) -> ModelShape:
         kv_lora_rank=int(text["kv_lora_rank"]),
         index_heads=int(text.get("index_n_heads") or 0),
         index_dim=int(text.get("index_head_dim") or 0),
+        index_topk=int(text.get("index_topk") or 0),
     )
 
 

@@ -213,6 +213,16 @@ RULES = (
 )  # fmt: skip
 
 
+def transport(via: str) -> str:
+    """What NCCL says after `via` in its log, in four words and P2P's rarer kinds.
+
+    `P2P/CUMEM/read` -> P2P/CUMEM, `P2P/IPC` -> P2P/IPC, `SHM/direct/direct` -> SHM, `NET/Socket/0` -> NET.
+    Source: NCCL 2.30.7 src/transport/{p2p,shm,net}.cc, the lines `Channel %02d ... via ...`.
+    """
+    kind, _, rest = via.partition("/")
+    return f"{kind}/{rest.partition('/')[0]}" if kind == "P2P" and rest else kind
+
+
 def normalise_environment(
     environment: Mapping[str, Any] | None, layout: Layout | None = None, gpus_there: int | None = None
 ) -> tuple[dict[str, str], list[Verdict]]:

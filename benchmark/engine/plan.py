@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .calibration import Calibration
-from .hardware import GIB, Host
+from .hardware import GIB, MIB, Host
 from .layout import Layout
 from .memory import MemoryPlan, plan_memory
 from .models import ModelShape
@@ -22,6 +22,10 @@ TELLING_NOTES = ("dead-flag", "unused-gpus")
 # A prediction this close to the edge could go either way. Public cases: weights within 3 %, free memory within 0.5 GiB.
 DOUBTFUL_BYTES = 2 * GIB
 CALIBRATED_DOUBTFUL_BYTES = GIB // 2
+# Free memory below this for each token of a chunk is worth a warning. The engine's own default keeps 1.5 MiB a token
+# (memory_hook.py:281). With 0.7 MiB eight RTX PRO 6000 serve Kimi K2.6 (fraction 0.94, chunks of 8,092; rtx6kpro); with
+# 0.55 or less four died of a prefill (Qwen3.5-397B-A17B-NVFP4, fraction 0.8, chunks of 32,768; InferenceX).
+PREFILL_RESERVE = int(0.65 * MIB)
 
 
 def plan_configuration(
@@ -38,11 +42,18 @@ def plan_configuration(
     Without a shape or a host only the rules speak. `verdict` is `runs`, `doubtful` or `rejected`; `sentence` says
     why in the user's words. Quantities that are estimates are {"low", "expected", "high"}.
     """
+    engine = configuration.get("engine") or {}
+    try:
+        shape = shape.overridden(engine) if shape else None
+    except ValueError as error:
+        frame = _frame(configuration, host, [], calibration)
+        sentence = f"json_model_override_args gives no model that can be planned: {error}"
+        return frame | {"verdict": "doubtful", "sentence": sentence, "risk": "unknown"}
     verdicts = check(configuration, shape, host, release)
     result = _frame(configuration, host, verdicts, calibration)
     rejections = [verdict for verdict in verdicts if verdict.severity == "reject"]
     try:
-        layout = Layout.from_engine(configuration.get("engine") or {}, release)
+        layout = Layout.from_engine(engine, release)
     except ValueError as error:
         return result | {"verdict": "rejected", "sentence": str(error), "risk": "does not start"}
     result["gpus_used"] = layout.gpus
@@ -176,7 +187,8 @@ def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str) -> str:
         swing = memory.weights_bytes / memory.kv_pool_bytes
         if swing >= 5:
             risks.append(f"1 % more weights take {swing:.0f} % of the KV cache")
-    if not memory.failure and memory.slack_bytes < memory.prefill_bytes:
+    reserve = max(memory.prefill_bytes, PREFILL_RESERVE * memory.chunked_prefill_size)
+    if not memory.failure and memory.slack_bytes < reserve:
         risks.append("long prefills may run out of memory")
     if memory.graph_max_batch == 0:
         risks.append("no decode graphs: slow steps")

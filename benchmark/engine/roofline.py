@@ -31,14 +31,26 @@ SHARED_EXPERTS = Range(0.55, 0.85, 1.0)
 # to the two captures named above.
 MOE_LAYER_OVERHEAD = Range(45e-6, 75e-6, 130e-6)
 DENSE_LAYER_OVERHEAD = Range(15e-6, 30e-6, 60e-6)
-# Without a graph each kernel is launched from Python. Assumed: 40 launches of 5 to 20 us.
-EAGER_LAYER_OVERHEAD = Range(200e-6, 400e-6, 900e-6)
-# Sampling, scheduling, detokenizing: once a step, and for each request. In tests/captures/bench_serving a client saw
-# 4.4 ms where the GPU took 3.1 at 64 requests (20 us each), and about 12 ms more than the GPU at 256 (48 us each).
+# Above one token routing sorts tokens by expert and adds their outputs up: a few kernels more in every such layer.
+# Two models on one H200 take 0.3 (7 layers) and 0.5 ms (11) more at 8 requests than their bytes explain.
+MOE_BATCH_OVERHEAD = Range(10e-6, 42e-6, 90e-6)
+# Without a graph a layer's kernels are launched from Python, one by one, and the CPU is the limit. On one H200 (SGLang
+# 0.5.11, 16 virtual cores) decode above the graphs took 21 ms a step more for 12 layers (MLA, experts); prefills of 512
+# tokens 19 to 40 ms for them and 35 to 38 for 8 larger ones, one of 8,192 tokens 38 to 56 for 12: launches and work add
+# up. The range is what starts on that host differ by, and other CPUs. How it divides over the parts of a layer, and
+# what grouped-query attention and a dense MLP take, follows the number of their kernels; assumed.
+EAGER_ATTENTION = {"mla": Range(0.5e-3, 1.05e-3, 1.9e-3), "gqa": Range(0.25e-3, 0.5e-3, 1.0e-3)}
+EAGER_EXPERTS = Range(0.4e-3, 0.7e-3, 1.4e-3)
+EAGER_MLP = Range(0.05e-3, 0.15e-3, 0.4e-3)
+# Prefill from piecewise graphs still launches attention, and what splits the graph, from Python. Assumed.
+PIECEWISE_LAYER_OVERHEAD = Range(0.1e-3, 0.4e-3, 1.5e-3)
+# Sampling, scheduling, detokenizing: once a step, and for each request. The decode lines of a log with evenly routed
+# batches of 8, 64 and 256 (mini-moe on one H200: 2.53, 3.62, 6.49 ms) leave 0.6, 1.2 and 3.2 ms for the second, with
+# the overhead of batches above.
 STEP_OVERHEAD = Range(0.15e-3, 0.3e-3, 1.0e-3)
-REQUEST_OVERHEAD = Range(5e-6, 25e-6, 60e-6)
-# Prefill runs without graphs; a batch of 2,000 tokens took 30 ms in tests/captures/k2slice, one of 500 about 15.
-PREFILL_OVERHEAD = Range(2e-3, 6e-3, 20e-3)
+REQUEST_OVERHEAD = Range(4e-6, 10e-6, 40e-6)
+# Scheduling a prefill, its first token, and the HTTP server's way there and back.
+PREFILL_OVERHEAD = Range(1e-3, 4e-3, 12e-3)
 # Pipeline stages have no overlapped scheduler (overrides.py:1624): the CPU's part shows in every micro-batch. Assumed.
 PIPELINE_STAGE_OVERHEAD = Range(0.1e-3, 0.3e-3, 2.0e-3)
 # A stage waits for micro-batches of unequal size, with a prefill in one of them, and for the sampled tokens' way back.
@@ -72,9 +84,13 @@ class StageWork:
     expert_bytes: int
     """One expert's share of one layer."""
     matrix_flops: float
-    """For one token: 2 x parameters of everything but routed experts, on this rank."""
+    """For one token: 2 x parameters of everything but routed experts and the output layer, on this rank."""
+    head_flops: float
+    """For one token that is sampled: the output layer."""
     cache_bytes: int
-    """One token of context."""
+    """One token of context, apart from its index keys."""
+    index_bytes: int = 0
+    """Index keys of one token of context, which sparse attention reads for all of them."""
 
 
 def stage_work(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[str, Any], host: Host) -> StageWork:
@@ -86,7 +102,7 @@ def stage_work(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[st
     formats = shape.formats
     bits = {"attention": formats.attention.bits, "dense": formats.dense.bits, "shared": formats.shared.bits}
     fixed = experts = 0
-    flops = 0.0
+    flops = head = 0.0
     for tensor in tensors(shape, layout, stage, options):
         # Tables are looked up, the tower runs for images only, and decode multiplies by the two copies of kv_b_proj.
         skipped = tensor.tensor.startswith(("rotary", "embed", "self_attn.kv_b_proj"))
@@ -96,8 +112,11 @@ def stage_work(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[st
             experts += tensor.bytes
             continue
         fixed += tensor.bytes
-        if not tensor.tensor.endswith("scale"):
+        if tensor.tensor == "lm_head":
+            head += tensor.bytes  # two operations for two bytes
+        elif not tensor.tensor.endswith("scale"):
             flops += 2 * tensor.bytes / (bits.get(tensor.part, 16) / 8)
+    index = sizes[stage] * (shape.index_dim + ceil_div(shape.index_dim, 128) * 4)
     local = ceil_div(shape.experts + options.redundant_experts, layout.ep) if moe else 1
     return StageWork(
         layers=sizes[stage],
@@ -105,7 +124,9 @@ def stage_work(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[st
         fixed_bytes=fixed,
         expert_bytes=experts // (moe * local) if moe else 0,
         matrix_flops=flops,
-        cache_bytes=kv_bytes_per_token(shape, layout, stage, engine, host),
+        head_flops=head,
+        cache_bytes=kv_bytes_per_token(shape, layout, stage, engine, host) - index,
+        index_bytes=index,
     )
 
 
@@ -125,11 +146,14 @@ def experts_touched(experts: int, chosen: int, tokens: int, ranks: int) -> float
     return min(local, tokens * chosen, max(1.0, mean + factor * spread))
 
 
-def matrices_seconds(shape: ModelShape, gpu: Gpu, stage: StageWork, tokens: int) -> Range:
-    """Attention projections, dense and shared MLPs, router and head of one stage for `tokens` tokens of this rank."""
+def matrices_seconds(shape: ModelShape, gpu: Gpu, stage: StageWork, tokens: int, sampled: int) -> Range:
+    """Attention projections, dense and shared MLPs, router and head of one stage for `tokens` tokens of this rank, of
+    which `sampled` get logits.
+    """
     reading = per(stage.fixed_bytes, gpu.bandwidth, BANDWIDTH_SHARE)
     rate = tensor_rate(gpu, shape.formats.attention.bits, shape.formats.attention.name)
-    return longer(reading, per(stage.matrix_flops * tokens, rate, COMPUTE_SHARE))
+    flops = stage.matrix_flops * tokens + stage.head_flops * sampled
+    return longer(reading, per(flops, rate, COMPUTE_SHARE))
 
 
 def experts_seconds(
@@ -158,17 +182,23 @@ def experts_seconds(
 
 
 def attention_seconds(
-    shape: ModelShape, layout: Layout, gpu: Gpu, stage: StageWork, pairs: float, *, decode: bool
+    shape: ModelShape, layout: Layout, gpu: Gpu, stage: StageWork, pairs: float, attended: float, *, decode: bool
 ) -> Range:
-    """Attention of one stage over `pairs` (query tokens x cached tokens, summed over this rank's requests)."""
+    """Attention of one stage over `pairs` (query tokens x cached tokens, summed over this rank's requests), of which
+    sparse attention looks at `attended` and indexes the rest.
+    """
     heads = ceil_div(shape.heads, layout.attention_tp)
     layers = stage.layers * shape.attention_layers / shape.layers
     absorbed = shape.attention == "mla" and decode
     wide = 2 * shape.kv_lora_rank + shape.rope_dim if absorbed else shape.head_dim + shape.v_head_dim
-    multiplying = per(2 * heads * wide * pairs * layers, gpu.bf16_flops, ATTENTION_COMPUTE_SHARE)
+    multiplying = per(2 * heads * wide * attended * layers, gpu.bf16_flops, ATTENTION_COMPUTE_SHARE)
+    if shape.index_dim:
+        indexing = 2 * shape.index_heads * shape.index_dim * pairs * layers
+        multiplying = multiplying.plus(per(indexing, gpu.fp8_flops, ATTENTION_COMPUTE_SHARE))
     if not decode:
         return multiplying
-    return longer(per(pairs * stage.cache_bytes, gpu.bandwidth, CACHE_BANDWIDTH_SHARE), multiplying)
+    read = attended * stage.cache_bytes + pairs * stage.index_bytes
+    return longer(per(read, gpu.bandwidth, CACHE_BANDWIDTH_SHARE), multiplying)
 
 
 def eplb_seconds(shape: ModelShape, layout: Layout, host: Host, stage: StageWork) -> Range:

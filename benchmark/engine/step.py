@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from .budget import graph_sizes, graphs_disabled, server_defaults
 from .communication import Collective, collectives, seconds
+from .flags import release_at_least
 from .hardware import Host
-from .layout import Layout
+from .layout import A2A_BACKENDS, Layout
 from .memory import MemoryPlan
 from .models import ModelShape
 from .ranges import Range, independent_sum
 from .roofline import (
     DENSE_LAYER_OVERHEAD,
-    EAGER_LAYER_OVERHEAD,
+    EAGER_ATTENTION,
+    EAGER_EXPERTS,
+    EAGER_MLP,
+    MOE_BATCH_OVERHEAD,
     MOE_LAYER_OVERHEAD,
+    PIECEWISE_LAYER_OVERHEAD,
     PIPELINE_STAGE_OVERHEAD,
     PIPELINE_STALL,
     PREFILL_OVERHEAD,
@@ -42,8 +47,14 @@ if TYPE_CHECKING:
     from .calibration import Calibration
 
 REMEMBERED_STEPS = 20_000
-# The scheduler admits a request if its prompt and this share of its longest answer fit (SGLANG_INIT_NEW_TOKEN_RATIO).
-NEW_TOKEN_RATIO = 0.7
+# Share of a request's answer that stands in the cache, or is kept free for it, on average. Requests of a steady state
+# are half done; for the rest the scheduler keeps a tenth free (SGLANG_INIT_NEW_TOKEN_RATIO 0.7, which falls to a
+# seventh of it in 600 steps without a retraction).
+HELD_SHARE = 0.55
+# Prompts of MLA models above this run without piecewise graphs (--piecewise-cuda-graph-max-tokens).
+MLA_PIECEWISE_TOKENS = 2048
+PARTS = ("work", "launch", "communication")
+"""What a pass is made of: the GPU's own work, launching kernels from Python, collectives."""
 
 
 class StepModel:
@@ -100,48 +111,102 @@ class StepModel:
             self._steps[key] = stalled(step, layout=self.layout, batch=key[0])
         return self._steps[key]
 
+    def prefill_graphs(self, tokens: int) -> bool:
+        """Whether a prefill of this many tokens on one rank runs from (piecewise) CUDA graphs.
+
+        On by default since 0.5.10; the engine turns it off by itself for these settings
+        (server_args.py, _handle_piecewise_cuda_graph, and its successor since 0.5.15).
+        """
+        engine, shape, layout = self.engine, self.shape, self.layout
+        wanted = release_at_least(self.release, "0.5.10") or bool(engine.get("enable_piecewise_cuda_graph"))
+        if engine.get("disable_piecewise_cuda_graph") or engine.get("disable_prefill_cuda_graph"):
+            wanted = False
+        backend = str(engine.get("moe_a2a_backend") or "none")
+        unfit = layout.pp > 1 or layout.attention_dp > 1 or backend in A2A_BACKENDS
+        unfit = unfit or any(engine.get(key) for key in ("enable_torch_compile", "enable_lora", "cpu_offload_gb"))
+        unfit = unfit or (shape.multimodal and not release_at_least(self.release, "0.5.15"))
+        if unfit and not engine.get("enforce_piecewise_cuda_graph"):
+            wanted = False
+        chunk = server_defaults(engine, layout, self.host).chunked_prefill_size
+        largest = int(engine.get("piecewise_cuda_graph_max_tokens") or 0)
+        largest = largest or (MLA_PIECEWISE_TOKENS if shape.attention == "mla" else max(chunk, 0))
+        return wanted and tokens <= largest
+
     def decode_parts(self, batch: int, context_tokens: int) -> dict[str, list[Range]]:
-        """The parts of a decode step before calibration: `communication` and `work`."""
+        """The parts of a decode step before calibration, by PARTS."""
         layout = self.layout
         replica = ceil_div(max(1, batch), max(1, layout.dp))
         micro = ceil_div(replica, layout.pp)
         own = ceil_div(micro, layout.attention_dp)
-        pairs = own * (context_tokens + 1)
-        eager = own > self.graph_batch
-        work = [
-            part for stage in self.stages for part in self._work(stage, micro, own, pairs, decode=True, eager=eager)
-        ]
-        work += [STEP_OVERHEAD, REQUEST_OVERHEAD.scaled(micro)]
+        pairs = self._pairs(own, context_tokens + 1)
+        graphs = own <= self.graph_batch
+        work = [part for stage in self.stages for part in self._work(stage, micro, own, own, pairs, decode=True)]
+        work += self._layers(MOE_LAYER_OVERHEAD, DENSE_LAYER_OVERHEAD) if graphs else []
+        if graphs and micro > 1:
+            work.append(MOE_BATCH_OVERHEAD.scaled(self.shape.moe_layers))
+        work += [STEP_OVERHEAD, REQUEST_OVERHEAD.scaled(own)]
         if layout.pp > 1:
             work.append(PIPELINE_STAGE_OVERHEAD.scaled(layout.pp))
-        return {"work": work, "communication": [seconds(call, self.host) for call in self.collectives(micro)]}
+        return {
+            "work": work,
+            "launch": [] if graphs else self._launches(),
+            "communication": [seconds(call, self.host) for call in self.collectives(micro)],
+        }
 
-    def prefill_seconds(self, new_tokens: int, context_tokens: int = 0) -> Range:
-        """One prefill chunk of `new_tokens` tokens behind `context_tokens` that are cached already."""
-        return self._sum(self.prefill_parts(new_tokens, context_tokens), "prefill")
+    def prefill_seconds(self, new_tokens: int, context_tokens: float = 0, prompts: float = 1) -> Range:
+        """One prefill chunk of `new_tokens` tokens: `prompts` equal prompts, each behind `context_tokens` that are
+        cached already.
+        """
+        return self._sum(self.prefill_parts(new_tokens, context_tokens, prompts), "prefill")
 
-    def prefill_parts(self, new_tokens: int, context_tokens: int = 0) -> dict[str, list[Range]]:
-        """The parts of a prefill chunk before calibration: `communication` and `work`."""
+    def occupied(self, prefill: Range, under_way: int) -> Range:
+        """How long a prefill keeps others waiting: pipeline stages work on different requests at the same time."""
+        shared = prefill.scaled(1 / min(self.layout.pp, max(1, under_way)))
+        return stalled(shared, layout=self.layout, batch=under_way)
+
+    def prefill_parts(self, new_tokens: int, context_tokens: float = 0, prompts: float = 1) -> dict[str, list[Range]]:
+        """The parts of a prefill chunk before calibration, by PARTS."""
         layout = self.layout
         tokens = max(1, ceil_div(int(new_tokens), max(1, layout.dp)))
-        own = ceil_div(tokens, layout.attention_dp)
-        pairs = own * (context_tokens + tokens / 2 + 1)
-        work = [
-            part for stage in self.stages for part in self._work(stage, tokens, own, pairs, decode=False, eager=False)
-        ]
+        # Under attention DP a prompt stays on one rank; several spread over the ranks.
+        ranks = min(layout.attention_dp, max(1, int(prompts)))
+        own = ceil_div(tokens, ranks)
+        pairs = self._pairs(own, context_tokens + tokens / max(1.0, prompts) / 2 + 1)
+        sampled = max(1, round(prompts / ranks))
+        work = [part for stage in self.stages for part in self._work(stage, tokens, own, sampled, pairs, decode=False)]
         work.append(PREFILL_OVERHEAD)
-        calls = collectives(self.shape, layout, self.engine, tokens, sampled=1)
-        return {"work": work, "communication": [seconds(call, self.host) for call in calls]}
+        if self.prefill_graphs(own):
+            work += self._layers(MOE_LAYER_OVERHEAD, DENSE_LAYER_OVERHEAD)
+            launch = [PIECEWISE_LAYER_OVERHEAD.scaled(self.shape.layers)]
+        else:
+            launch = self._launches()
+        calls = collectives(self.shape, layout, self.engine, tokens, sampled=max(1, round(prompts)))
+        return {"work": work, "launch": launch, "communication": [seconds(call, self.host) for call in calls]}
 
-    def _work(self, stage: StageWork, tokens: int, own: int, pairs: float, *, decode: bool, eager: bool) -> list[Range]:
+    def _pairs(self, queries: int, context: float) -> tuple[float, float]:
+        """(query tokens x cached tokens, and those of them that attention looks at)."""
+        attended = min(context, self.shape.index_topk) if self.shape.index_topk else context
+        return queries * context, queries * attended
+
+    def _layers(self, moe: Range, dense: Range) -> list[Range]:
+        """What every layer of a pass costs, all stages together."""
+        return [moe.scaled(self.shape.moe_layers), dense.scaled(self.shape.layers - self.shape.moe_layers)]
+
+    def _launches(self) -> list[Range]:
+        """Launching every kernel of a pass from Python; one CPU, so the errors of the parts go together."""
+        experts, layers = self.shape.moe_layers, self.shape.layers
+        mlp = EAGER_EXPERTS.scaled(experts).plus(EAGER_MLP.scaled(layers - experts))
+        return [EAGER_ATTENTION[self.shape.attention].scaled(layers).plus(mlp)]
+
+    def _work(
+        self, stage: StageWork, tokens: int, own: int, sampled: int, pairs: tuple[float, float], *, decode: bool
+    ) -> list[Range]:
         """Parts of one pass through a stage: `tokens` of the TP group, `own` of this attention rank."""
         shape, layout, gpu = self.shape, self.layout, self.host.gpu
         balanced = bool(self.engine.get("enable_eplb"))
         parts = [
-            matrices_seconds(shape, gpu, stage, own),
-            attention_seconds(shape, layout, gpu, stage, pairs, decode=decode),
-            (EAGER_LAYER_OVERHEAD if eager else MOE_LAYER_OVERHEAD).scaled(stage.moe_layers),
-            (EAGER_LAYER_OVERHEAD if eager else DENSE_LAYER_OVERHEAD).scaled(stage.layers - stage.moe_layers),
+            matrices_seconds(shape, gpu, stage, own, sampled),
+            attention_seconds(shape, layout, gpu, stage, *pairs, decode=decode),
         ]
         if stage.moe_layers:
             parts.append(experts_seconds(shape, layout, gpu, stage, tokens, balanced=balanced))
@@ -155,11 +220,7 @@ class StepModel:
             total = independent_sum([part for group in parts.values() for part in group])
             rest = Range(-UNACCOUNTED_BELOW * total.expected, 0.0, UNACCOUNTED_ABOVE * total.expected)
             return independent_sum([total, rest])
-        work = sum(part.expected for part in parts["work"])
-        communication = sum(part.expected for part in parts["communication"])
-        scale = calibration.decode_scale if kind == "decode" else calibration.prefill_scale
-        expected = work * scale + communication * calibration.communication_scale
-        return Range(expected / calibration.spread, expected, expected * calibration.spread)
+        return calibration.corrected({group: sum(p.expected for p in ranges) for group, ranges in parts.items()}, kind)
 
 
 def stalled(range_: Range, layout: Layout, batch: int) -> Range:
@@ -184,20 +245,21 @@ def predict_ladder(
 
 
 def _rung(model: StepModel, memory: MemoryPlan, prompt: int, output: int, concurrency: int) -> dict[str, Any]:
-    reached = min(concurrency, memory.concurrency(prompt + int(NEW_TOKEN_RATIO * output)))
+    reached = min(concurrency, memory.concurrency(prompt + int(HELD_SHARE * output)))
     rung: dict[str, Any] = {"concurrency": concurrency, "reached": reached}
     if reached < 1 or memory.concurrency(prompt + output) < 1:
         return rung | {"reached": 0, "ttft": None, "tpot": None, "output_tokens_per_second": None}
     step = model.decode_seconds(reached, prompt + output // 2)
     alone = _prompt_seconds(model, memory, prompt)
-    together = _batched_prefill(model, memory, prompt, reached, alone)
-    # Stages work on different prompts at the same time.
-    overlap = min(model.layout.pp, reached)
-    together = stalled(together.scaled(1 / overlap), layout=model.layout, batch=reached)
+    together, company = _shared_prefill(model, memory, prompt, output, reached, alone)
+    together = model.occupied(together, reached)
     life = [output * s + reached * p for s, p in zip(three(step), three(together), strict=True)]
-    # Staggered users wait for their own prefill and a step; users in step with each other for everybody's.
-    waiting = [reached * p for p in three(together)]
-    first = Range(alone.low, alone.expected + step.expected + waiting[1] / 4, alone.high + step.high + waiting[2])
+    # A request waits for the step that runs, for prefills before its own (a queue with constant service: M/D/1), and
+    # for its own. Users in step with each other wait for everybody's.
+    busy = reached * together.expected / life[1]
+    queue = busy * company * together.expected / (2 * (1 - busy)) if reached > 1 else 0.0
+    wait = alone.expected + step.expected / 2 + min(queue, reached * together.expected / 2)
+    first = Range(alone.low, max(alone.low, wait), alone.high + step.high + reached * together.high)
     queued = max(0, concurrency - reached) / reached
     ttft = Range(*(own + queued * whole for own, whole in zip(three(first), life, strict=True)))
     rest = [max(whole - own, whole / 2) / output for whole, own in zip(life, three(first), strict=True)]
@@ -206,21 +268,47 @@ def _rung(model: StepModel, memory: MemoryPlan, prompt: int, output: int, concur
     return rung | {"ttft": ttft, "tpot": tpot, "output_tokens_per_second": rate}
 
 
-def _prompt_seconds(model: StepModel, memory: MemoryPlan, prompt: int) -> Range:
-    """Prefill of one prompt, chunk by chunk."""
+def _prompt_seconds(model: StepModel, memory: MemoryPlan, prompt: int, ranks: int = 1) -> Range:
+    """Prefill of one prompt, chunk by chunk, on each of `ranks` attention-DP ranks."""
     chunk = memory.chunked_prefill_size if memory.chunked_prefill_size > 0 else prompt
     total = Range(0.0, 0.0, 0.0)
     for done in range(0, prompt, chunk):
-        total = total.plus(model.prefill_seconds(min(chunk, prompt - done), done))
+        total = total.plus(model.prefill_seconds(ranks * min(chunk, prompt - done), done, ranks))
     return total
 
 
-def _batched_prefill(model: StepModel, memory: MemoryPlan, prompt: int, reached: int, alone: Range) -> Range:
-    """Prefill time of one request when several prompts share a chunk."""
-    chunk = memory.chunked_prefill_size if memory.chunked_prefill_size > 0 else prompt
-    together = max(1, min(reached, chunk // prompt))
-    if together == 1:
-        return alone
-    # In a steady state about half of the prefills find company.
-    shared = model.prefill_seconds(together * prompt).scaled(1 / together)
-    return Range(min(shared.low, alone.low), (alone.expected + shared.expected) / 2, max(alone.high, shared.high))
+def _shared_prefill(
+    model: StepModel, memory: MemoryPlan, prompt: int, output: int, reached: int, alone: Range
+) -> tuple[Range, float]:
+    """(prefill time that one request adds, how many prompts share its prefill).
+
+    At best every chunk is full, at worst each prompt is prefilled by itself.
+    """
+    chunk, ranks = memory.chunked_prefill_size, model.layout.attention_dp
+    company = company_of(prompt, output, reached, chunk, ranks)
+    if 0 < chunk < 2 * prompt:
+        # Prompts of several passes, or that leave no room for another: they meet on other ranks only.
+        shared = _prompt_seconds(model, memory, prompt, round(company)).scaled(1 / company)
+        return Range(min(shared.low, alone.low), min(shared.expected, alone.expected), alone.high), company
+    most = largest_company(prompt, reached, chunk, ranks)
+    full = model.prefill_seconds(most * prompt, 0, most).scaled(1 / most)
+    shared = model.prefill_seconds(round(company * prompt), 0, company).scaled(1 / company)
+    return Range(min(full.low, shared.low), min(shared.expected, alone.expected), max(alone.high, shared.high)), company
+
+
+def largest_company(prompt: int, reached: int, chunk: int, ranks: int = 1) -> int:
+    """Prompts that share a pass of `chunk` tokens (0 or less: no limit) on each of `ranks`, with `reached` users."""
+    return reached if chunk <= 0 else min(reached, ranks * max(1, chunk // prompt))
+
+
+def company_of(prompt: int, output: int, reached: int, chunk: int, ranks: int = 1) -> float:
+    """Prompts that share a prefill, itself included, with `reached` users in a closed loop.
+
+    In a steady state reached/output requests end in every step, and those that follow them are prefilled together: a
+    request finds 1 + reached/output of them, as many as the chunks hold. While a prompt that fills a chunk is
+    prefilled, others come to the other ranks.
+    """
+    most = float(largest_company(prompt, reached, chunk, ranks))
+    if 0 < chunk < 2 * prompt:
+        return most
+    return min(most, 1 + reached / output)

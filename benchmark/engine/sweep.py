@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from .calibration import Calibration, from_campaigns, read_records
 from .configuration import merge_catalogues, resolve, runnable_names
-from .hardware import Host, UnknownHardware, find_host
+from .flags import launch_arguments
+from .hardware import Host, UnknownHardware, allreduce_rows, find_host
 from .models import ModelShape, UnknownModel, from_config, load_model
 from .plan import plan_configuration
+from .rules.command import ENGINE_PARSER
 
 
 def plan(
@@ -22,6 +28,9 @@ def plan(
     Args:
         wanted: names, `"ep8,ep4"` or a list; all that are not abstract where empty.
         setting: {"release", "model": path or shipped name, "model_config": its config.json, "gpus": [{"name"}],
+            "allreduce": what the host's communication check measured ([{"group", "bytes", "seconds"}]),
+            "campaigns": a folder whose records correct the plan, "host": whose, "simulated": whether it is a simulated
+            engine's plan (calibration.from_campaigns),
             "workload": {...}, "ladder": [...], "plan": "on" | "off"}. With `off` only what certainly cannot start
             is rejected, and what will not fit is tried.
 
@@ -33,9 +42,82 @@ def plan(
     """
     merged = merge_catalogues(catalogue, site)
     shape = known_model(setting.get("model"), setting.get("model_config"))
-    host = known_host(setting.get("gpus") or [])
-    entries = [_entry(resolve(name, merged), shape, host, setting) for name in runnable_names(merged, wanted)]
+    host = known_host(setting.get("gpus") or [], setting.get("allreduce"))
+    calibration = None
+    if setting.get("campaigns") and shape and host:
+        calibration = _calibration(read_records(Path(setting["campaigns"])), shape, host, setting)
+    wanted_names = runnable_names(merged, wanted)
+    entries = [_entry(resolve(name, merged), shape, host, setting, calibration) for name in wanted_names]
     return sorted(entries, key=lambda entry: entry["verdict"] == "doubtful")
+
+
+def corrected(
+    planned: Sequence[Mapping[str, Any]], records: Iterable[Mapping[str, Any]], setting: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """A plan's entries in their order, with what the sweep has measured so far.
+
+    Args:
+        planned: as `plan` returned them.
+        records: of this host, as JSON objects, finished or not.
+        setting: as for `plan`.
+
+    Returns:
+        Entries whose "plan" (memory, speed, calibrated_on) is predicted anew; verdicts and sentences stay, for they
+        decided what runs. All as they were where nothing can be learned.
+    """
+    shape = known_model(setting.get("model"), setting.get("model_config"))
+    host = known_host(setting.get("gpus") or [], setting.get("allreduce"))
+    calibration = None
+    if shape and host:
+        calibration = _calibration((("this sweep", record) for record in records), shape, host, setting)
+    if calibration is None:
+        return [dict(entry) for entry in planned]
+    return [
+        {**entry, "plan": _entry(entry["configuration"], shape, host, setting, calibration)["plan"]}
+        if entry["verdict"] != "rejected"
+        else dict(entry)
+        for entry in planned
+    ]
+
+
+def _calibration(
+    kept: Iterable[tuple[str, Mapping[str, Any]]], shape: ModelShape, host: Host, setting: Mapping[str, Any]
+) -> Calibration | None:
+    return from_campaigns(
+        kept,
+        shape,
+        host,
+        setting["release"],
+        simulated=bool(setting.get("simulated")),
+        host_name=str(setting.get("host") or ""),
+    )
+
+
+def command_lines(planned: Sequence[Mapping[str, Any]], release: str, own: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The command lines of a plan's configurations that are not rejected, to ask the engine's own parser about."""
+    lines = {}
+    for entry in planned:
+        if entry["verdict"] != "rejected":
+            # What cannot be written as a command line at all is said when it is to be served.
+            with contextlib.suppress(ValueError):
+                lines[entry["name"]] = launch_arguments(entry["configuration"]["engine"], release, own)
+    return lines
+
+
+def refuse(planned: Sequence[Mapping[str, Any]], refused: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The plan once the engine's own argument parser has been asked; `refused` has its message by configuration."""
+    entries = []
+    for entry in planned:
+        message = refused.get(entry["name"])
+        if message is None or entry["verdict"] == "rejected":
+            entries.append(dict(entry))
+            continue
+        sentence = f"The engine's own argument parser refuses it: {message}"
+        verdict = ENGINE_PARSER.verdict("reject", sentence, message=f"error: {message}")
+        rejected = {"verdict": "rejected", "sentence": f"{sentence} {verdict.advice}"}
+        plan_ = {**entry["plan"], **rejected, "risk": "does not start"}
+        entries.append({**entry, **rejected, "plan": plan_ | {"rules": [asdict(verdict), *plan_.get("rules", [])]}})
+    return entries
 
 
 def known_model(source: Any, config: Mapping[str, Any] | None = None) -> ModelShape | None:
@@ -48,22 +130,27 @@ def known_model(source: Any, config: Mapping[str, Any] | None = None) -> ModelSh
         return None
 
 
-def known_host(gpus: Sequence[Mapping[str, Any]]) -> Host | None:
-    """The host that these GPUs make, or None where one of them is not in the table."""
+def known_host(gpus: Sequence[Mapping[str, Any]], allreduce: Any = None) -> Host | None:
+    """The host that these GPUs make, with the all-reduces that were measured on it; None where one of the GPUs is not
+    in the table.
+    """
     if not gpus:
         return None
     try:
-        return find_host(f"{len(gpus)}x {gpus[0]['name']}")
+        return find_host(f"{len(gpus)}x {gpus[0]['name']}", allreduce=allreduce_rows(allreduce))
     except UnknownHardware:
         return None
 
 
 def _entry(
-    configuration: dict[str, Any], shape: ModelShape | None, host: Host | None, setting: Mapping[str, Any]
+    configuration: dict[str, Any],
+    shape: ModelShape | None,
+    host: Host | None,
+    setting: Mapping[str, Any],
+    calibration: Calibration | None,
 ) -> dict[str, Any]:
-    planned = plan_configuration(
-        configuration, shape, host, setting["release"], setting.get("workload"), setting.get("ladder") or []
-    )
+    workload, ladder = setting.get("workload"), setting.get("ladder") or []
+    planned = plan_configuration(configuration, shape, host, setting["release"], workload, ladder, calibration)
     verdict, sentence = planned["verdict"], planned["sentence"]
     refused = any(rule["severity"] == "reject" for rule in planned.get("rules", []))
     if verdict == "rejected" and str(setting.get("plan", "on")).lower() in ("off", "false", "no") and not refused:

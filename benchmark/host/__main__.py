@@ -76,7 +76,17 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         "port": {"number": settings.port, "holders": None if holders is None else [str(h) for h in holders]},
         "lease": lease.current(settings),
         "last_failure": last_switch.get("failure"),
+        "allreduce": _allreduces(settings),
     }
+
+
+def _allreduces(settings: Settings) -> list[dict[str, Any]]:
+    """What the last communication check measured, for the plan; empty without one."""
+    from .preflight import HOST_FILE
+
+    known = read_json(settings.state / HOST_FILE, {})
+    checked = known.get("communication") if isinstance(known, dict) else None
+    return checked.get("allreduce") or [] if isinstance(checked, dict) else []
 
 
 def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -109,8 +119,14 @@ def _guard(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _workload(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    """A workload whole, from its name or a mapping on standard input: refused here, before anything is stopped."""
-    return records.workload_of(_standard_input()["workload"]).to_mapping()
+    """A workload whole, from its name or a mapping on standard input: refused here, before anything is stopped.
+
+    So are points after the ladder that make no sense ("ladder", "further": as `begin` takes them).
+    """
+    said = _standard_input()
+    workload = records.workload_of(said["workload"])
+    records.further_of(workload, said.get("ladder") or [], said.get("further") or {})
+    return workload.to_mapping()
 
 
 def _begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:

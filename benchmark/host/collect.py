@@ -13,7 +13,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import tarfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from ..engine.lifecycle.failure import shown
 from ..report.command import REMOVED, is_secret
+from . import bounded
 from .managers import manager_for
 from .services import configuration_of
 from .settings import HostError, Settings, read_settings
@@ -162,20 +162,10 @@ def _logs(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _said(command: Sequence[str], settings: Settings | None = None) -> str:
-    environment = {**os.environ, **(settings.environment if settings else {}), "LC_ALL": "C"}
-    try:
-        answer = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_COMMAND_SECONDS,
-            env=environment,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{' '.join(command)}: {error}\n"
-    return answer.stdout + answer.stderr
+    answer = bounded.run(command, environment=settings.environment if settings else None, seconds=_COMMAND_SECONDS)
+    if answer.state in ("absent", "hung"):
+        return f"{' '.join(command)}: {answer.error}\n"
+    return answer.text + answer.error
 
 
 def _text(path: Path) -> str:

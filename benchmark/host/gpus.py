@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
-import subprocess
 from typing import Any
 
 import msgspec
 
+from . import bounded
 from .settings import HostError, Settings
 
-QUERY_SECONDS = 8.0
+QUERY_SECONDS = bounded.SECONDS
 """A driver in trouble (Xid 119) lets nvidia-smi hang; the host is then failed, not waited for."""
 
 _FIELDS = ("index", "name", "uuid", "pci.bus_id", "memory.total", "memory.used", "driver_version", "power.limit")
@@ -45,30 +44,18 @@ def run_nvidia_smi(settings: Settings, *arguments: str) -> str | None:
     Raises:
         HostError: it hangs, or fails (driver and library do not match, a GPU needs a reset).
     """
-    command = [*settings.nvidia_smi, *arguments]
-    try:
-        answer = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=QUERY_SECONDS,
-            env={**os.environ, **settings.environment},
-            check=False,
-        )
-    except FileNotFoundError:
+    answer = bounded.run([*settings.nvidia_smi, *arguments], environment=settings.environment, seconds=QUERY_SECONDS)
+    if answer.state == "absent" or "No devices were found" in answer.text:
         return None
-    except subprocess.TimeoutExpired:
+    if answer.state == "hung":
         raise HostError(
             f"nvidia-smi did not answer within {QUERY_SECONDS:g} s. Look for Xid lines in the kernel log "
             "(dmesg | grep Xid); a GPU that is stuck needs a reset or a reboot."
-        ) from None
-    if answer.returncode != 0:
-        said = (answer.stdout + answer.stderr).strip().splitlines()
-        if "No devices were found" in answer.stdout:
-            return None
-        raise HostError(f"nvidia-smi failed (exit {answer.returncode}): {said[0] if said else 'it said nothing'}.")
-    return answer.stdout
+        )
+    if not answer.ok:
+        said = (answer.text + answer.error).strip().splitlines()
+        raise HostError(f"nvidia-smi failed (exit {answer.code}): {said[0] if said else 'it said nothing'}.")
+    return answer.text
 
 
 def gpus(settings: Settings) -> list[Gpu]:

@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..load import accuracy, cost, further
 from ..load import measure as load
-from ..load.target import Target, TargetError
+from ..load.observe.telemetry import Telemetry
+from ..load.target import Target, TargetError, detect
 from ..load.warmup import warm_up
 from ..load.workload import Workload, WorkloadError
 from . import engine_http, jobs, records
@@ -19,6 +21,7 @@ from .switch import running
 
 _WARMED = "warmed.json"
 _PROGRESS_SECONDS = 0.5
+_SIMULATED_NVML = "benchmark.simulator.nvml"
 
 
 def run(settings: Settings) -> None:
@@ -40,49 +43,77 @@ def run(settings: Settings) -> None:
 
 async def _measure(settings: Settings, spec: dict[str, Any]) -> None:
     workload = records.workload_of(spec["workload"])
-    target = Target(base_url=engine_http.base_url(settings), model=spec.get("model"))
-    await _warm_up(settings, spec, target, workload)
     concurrency, repeat = int(spec["concurrency"]), int(spec.get("repeat", 1))
+    target = await detect(Target(base_url=engine_http.base_url(settings), model=spec.get("model")))
+    if spec.get("label") and (why := further.too_long(workload, target.info)):
+        # Of what only stands beside the ladder; a ladder that does not fit is the probe's to refuse.
+        left_out = further.gap(further.Further(workload, concurrency, repeat), why, records.now())
+        records.add_point(settings, spec["configuration"], spec["fingerprint"], left_out)
+        return
+    costs = await _warm_up(settings, spec, target, workload)
     result = await load.measure_point(
         target,
         workload,
         concurrency,
         repeat=repeat,
         engine_log=manager_for(settings).log(engine_unit(spec["configuration"])),
-        telemetry=settings.engine == "sglang",
-        on_progress=_Reporter(settings).take,
+        telemetry=_telemetry(settings),
+        on_progress=_Reporter(settings, costs.get(concurrency)).take,
     )
-    raw = raw_name(workload.name, concurrency, repeat)
+    raw = load.raw_name(result.point)
     result.write(Path(records.folder(settings, spec["configuration"], spec["fingerprint"])) / raw)
     point = records.with_raw(result.point, raw)
+    if repeat > 1:
+        point = records.held_against_first(settings, spec["configuration"], spec["fingerprint"], point)
     records.add_point(settings, spec["configuration"], spec["fingerprint"], point)
 
 
-def raw_name(workload: str, concurrency: int, repeat: int) -> str:
-    again = f"-r{repeat}" if repeat > 1 else ""
-    return f"requests-{workload}-c{concurrency:03d}{again}.jsonl.zst"
+def _telemetry(settings: Settings) -> Telemetry:
+    """The host's NVML; where the engine is simulated, that of its simulated GPUs, and the record says so."""
+    if settings.engine == "simulated":
+        return Telemetry(environment={**settings.environment, "SHARDSWEEP_NVML": _SIMULATED_NVML})
+    return Telemetry()
 
 
-async def _warm_up(settings: Settings, spec: dict[str, Any], target: Target, workload: Workload) -> None:
-    """Once an engine start and workload: later points find every shape compiled."""
+async def _warm_up(
+    settings: Settings, spec: dict[str, Any], target: Target, workload: Workload
+) -> dict[int, cost.Cost]:
+    """Once an engine start and workload: later points find every shape compiled.
+
+    The first warm-up of a start is followed by the fixed prompts, before any point's clock runs.
+
+    Returns:
+        What each rung will cost, as far as the warm-up tells.
+    """
     start = running(settings).get(engine_unit(spec["configuration"]), {}).get("started_at")
-    mark = {"started_at": start, "workload": workload.to_mapping()}
-    if read_json(settings.state / _WARMED) == mark:
-        return
-    jobs.report_progress(settings, {"phase": "warm-up", "concurrency": int(spec["concurrency"])})
-    await warm_up(target, workload, spec.get("ladder") or (1, int(spec["concurrency"])))
-    write_json(settings.state / _WARMED, mark)
+    done = read_json(settings.state / _WARMED, {})
+    workloads = done.get("workloads", {}) if done.get("started_at") == start else {}
+    name = further.Further(workload, 1).twin
+    rungs = spec.get("ladder") or [1, int(spec["concurrency"])]
+    asked = [workload.kind, workload.prompt_tokens, workload.output_tokens, sorted(set(rungs))]
+    if workloads.get(name, {}).get("asked") != asked:
+        jobs.report_progress(settings, {"phase": "warm-up", "concurrency": int(spec["concurrency"])})
+        found = (await warm_up(target, workload, rungs)).to_mapping()
+        noted: dict[str, Any] = {} if workloads else {"warm_up": found}
+        if not workloads and spec.get("accuracy", True):
+            jobs.report_progress(settings, {"phase": "fixed prompts", "concurrency": int(spec["concurrency"])})
+            noted["accuracy"] = await accuracy.check(target)
+        records.note(settings, spec["configuration"], spec["fingerprint"], **noted)
+        workloads = {**workloads, name: {**found, "asked": asked}}
+        write_json(settings.state / _WARMED, {"started_at": start, "workloads": workloads})
+    return cost.from_warm_up(workload, workloads[name])
 
 
 class _Reporter:
     """Writes a point's progress for whoever looks, a few times a second at most."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, expected: cost.Cost | None) -> None:
         self._settings = settings
+        self._expected = None if expected is None else dataclasses.asdict(expected) | {"text": expected.text}
         self._next = 0.0
 
     def take(self, progress: load.Progress) -> None:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _PROGRESS_SECONDS
-        jobs.report_progress(self._settings, dataclasses.asdict(progress))
+        jobs.report_progress(self._settings, dataclasses.asdict(progress) | {"expected_seconds": self._expected})

@@ -19,8 +19,9 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
     """Start the point that `spec` names if it is neither there nor under way; look at it for at most `seconds`.
 
     Args:
-        spec: {"id", "configuration", "fingerprint": the record's key, "workload", "concurrency", "repeat", "route",
-            "model", "start": how the engine started, "best": throughput to beat or None, "needed": rungs that are
+        spec: {"id", "configuration", "fingerprint": the record's key, "workload", "concurrency", "repeat", "ladder",
+            "model", "start": how the engine started, "accuracy": whether the fixed prompts are asked after the start's
+            warm-up, "label": of a point after the ladder, "best": throughput to beat or None, "needed": rungs that are
             measured whatever they bring}.
 
     Returns:
@@ -81,11 +82,15 @@ def _measured(settings: Settings, spec: dict[str, Any]) -> rec.Point | None:
     if not path.exists():
         raise HostError(f"There is no record at {path}; begin it before its points.")
     record = rec.load(path.read_bytes(), str(path))
-    wanted = (int(spec["concurrency"]), int(spec.get("repeat", 1)))
-    return next((p for p in record.points if (p.concurrency, p.repeat) == wanted), None)
+    workload = records.workload_of(spec["workload"]).name
+    wanted = (workload, int(spec["concurrency"]), int(spec.get("repeat", 1)))
+    return next((p for p in record.points if (p.workload, p.concurrency, p.repeat) == wanted), None)
 
 
 def _reason_to_leave(settings: Settings, spec: dict[str, Any]) -> str:
+    """Of the ladder only: what follows it is asked for by name."""
+    if spec.get("label"):
+        return ""
     name, key, rung = spec["configuration"], spec["fingerprint"], int(spec["concurrency"])
     return records.leave(settings, name, key, rung, spec.get("best"), [int(n) for n in spec.get("needed") or ()])
 
@@ -104,10 +109,13 @@ def _done(settings: Settings, spec: dict[str, Any], point: rec.Point | None, *, 
     if point is None:
         return _failed("The load generator reported a point that is not in the record.")
     shown = {
+        "label": spec.get("label"),
         "concurrency": point.concurrency,
         "repeat": point.repeat,
         "valid": point.valid,
         "output_tokens_per_second": point.output_tokens_per_second,
+        "prompt_tokens_per_second": point.prompt_tokens_per_second if spec.get("label") else None,
+        "goodput_requests_per_second": point.goodput_requests_per_second,
         "ttft_p50_seconds": point.ttft_seconds.p50 if point.ttft_seconds else None,
         "requests_failed": point.requests_failed,
         "flags": [flag.message for flag in point.flags if flag.severity == "invalid"],

@@ -18,6 +18,7 @@ from .. import __version__
 from ..campaign import record as rec
 from ..campaign.ladder import reason_to_leave
 from ..engine import configuration as conf
+from ..load.further import after_ladder, drifted
 from ..load.workload import Workload, WorkloadError, named
 from . import engine_http, gpus, preflight, promotion
 from .services import engine_unit
@@ -38,14 +39,16 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
     """Open the record of one engine start of a configuration, or find the one that was begun before.
 
     Args:
-        context: {"configuration", "arguments", "engine", "model", "workload", "ladder", "plan", "host",
+        context: {"configuration", "arguments", "engine", "model", "workload", "ladder", "further", "plan", "host",
             "start_number"}: what the controller knows. The driver and the GPUs are looked at here.
 
     Returns:
-        {"fingerprint", "key", "start_number", "complete", "outcome", "measured": [concurrencies], "ladder",
-        "start_anew": whether what runs was measured as another start and has to be stopped first, "record": path}.
+        {"fingerprint", "key", "start_number", "complete", "outcome", "measured": [concurrencies], "ladder", "further":
+        [points after the ladder that are still to be measured], "start_anew": whether what runs was measured as another
+        start and has to be stopped first, "record": path}.
     """
     devices = gpus.gpus(settings)
+    workload = workload_of(context["workload"])
     context = _whole(context)
     of = fingerprint_of(context, devices)
     fingerprint, number = conf.fingerprint(of), int(context.get("start_number", 1))
@@ -58,6 +61,7 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
     elif record.ladder != ladder:
         # What was left out was left for the other ladder's sake.
         record = msgspec.structs.replace(record, ladder=ladder, left=None)
+    record = msgspec.structs.replace(record, further=further_of(workload, ladder, context.get("further") or {}))
     if record.outcome == "failed":
         # Tried again: what a failed try has measured stays, its failure does not.
         outcome = "measured" if record.points else "skipped"
@@ -70,20 +74,27 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
         "start_number": number,
         "complete": record.complete,
         "outcome": record.outcome,
-        "measured": [point.concurrency for point in record.points if point.valid],
+        "measured": [p.concurrency for p in record.points if p.valid and (p.workload, p.repeat) == (workload.name, 1)],
         "ladder": ladder,
         "start_anew": not record.complete and _measured_elsewhere(settings, name, record),
+        "further": further_left(record),
         "record": str(path),
     }
 
 
 def fingerprints(settings: Settings, contexts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What each configuration's record would be called now, and from what: {name: {"fingerprint", "of"}}."""
+    """What each configuration's record would be called now, and from what: {name: {"fingerprint", "of", "further":
+    [[workload, concurrency, repeat] of the points after the ladder]}}."""
     devices = gpus.gpus(settings)
     found = {}
     for context in contexts:
         of = fingerprint_of(_whole(context), devices)
-        found[context["configuration"]["name"]] = {"fingerprint": conf.fingerprint(of), "of": of}
+        after = further_of(workload_of(context["workload"]), context["ladder"], context.get("further") or {})
+        found[context["configuration"]["name"]] = {
+            "fingerprint": conf.fingerprint(of),
+            "of": of,
+            "further": [[point["workload"]["name"], point["concurrency"], point["repeat"]] for point in after],
+        }
     return found
 
 
@@ -114,6 +125,29 @@ def workload_of(wanted: str | dict[str, Any]) -> Workload:
         raise HostError(f"{error} (sglang_benchmark_workload, or -e workload=...)") from error
 
 
+def further_of(workload: Workload, ladder: list[int], wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points that follow the ladder on the same start.
+
+    Args:
+        wanted: {"points": [{"workload", "concurrency"}], "rate", "ttft_limit_seconds", "tpot_limit_seconds",
+            "first_again"}, as load/further.py takes them.
+
+    Raises:
+        HostError: a point that makes no sense.
+    """
+    options = {key: value for key, value in wanted.items() if key != "points"}
+    try:
+        return [p.to_mapping() for p in after_ladder(workload, ladder, wanted.get("points") or [], **options)]
+    except WorkloadError as error:
+        raise HostError(f"{error} (sglang_benchmark_further, or -e rate=...)") from error
+
+
+def further_left(record: rec.Record) -> list[dict[str, Any]]:
+    """The points after the ladder that have no valid point yet."""
+    here = {(p.workload, p.concurrency, p.repeat) for p in record.points if p.valid}
+    return [f for f in record.further if (f["workload"]["name"], f["concurrency"], f["repeat"]) not in here]
+
+
 def with_raw(point: rec.Point, raw: str) -> rec.Point:
     return msgspec.structs.replace(point, raw=raw)
 
@@ -133,8 +167,12 @@ def fingerprint_of(context: dict[str, Any], devices: list[gpus.Gpu]) -> dict[str
 
 
 def is_complete(record: rec.Record) -> bool:
-    """Every rung has a point or was left out on purpose, or the outcome is final without one."""
-    return record.outcome in ("failed", "rejected") or record.covers(record.ladder)
+    """Every point has been measured or was left out on purpose, or the outcome is final without one."""
+    if record.outcome in ("failed", "rejected"):
+        return True
+    here = {(p.workload, p.concurrency, p.repeat) for p in record.points}
+    after = {(f["workload"]["name"], f["concurrency"], f["repeat"]) for f in record.further}
+    return record.covers(record.ladder) and after <= here
 
 
 def _new(
@@ -208,9 +246,26 @@ def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
 def add_point(settings: Settings, name: str, key: str, point: rec.Point) -> None:
     """Append a point; the same rung and repeat measured again takes the place of the earlier one."""
     record = _open(settings, name, key)
-    others = [p for p in record.points if (p.concurrency, p.repeat) != (point.concurrency, point.repeat)]
+    same = (point.workload, point.concurrency, point.repeat)
+    others = [p for p in record.points if (p.workload, p.concurrency, p.repeat) != same]
     point = msgspec.structs.replace(point, engine_started_at=record.start.started_at if record.start else None)
     _change(settings, name, key, points=[*others, point], outcome="measured", failure=None)
+
+
+def held_against_first(settings: Settings, name: str, key: str, again: rec.Point) -> rec.Point:
+    """A point measured again, with a warning if it is not what it was."""
+    record = _open(settings, name, key)
+    first = next(
+        (p for p in record.points if (p.workload, p.concurrency, p.repeat) == (again.workload, again.concurrency, 1)),
+        None,
+    )
+    return again if first is None else msgspec.structs.replace(again, flags=[*again.flags, *drifted(first, again)])
+
+
+def note(settings: Settings, name: str, key: str, **fields: Any) -> None:
+    """Put what was found out about a start into its record: `warm_up`, `accuracy`."""
+    if fields:
+        _change(settings, name, key, **fields)
 
 
 def leave(settings: Settings, name: str, key: str, rung: int, best: float | None, needed: list[int]) -> str:
@@ -219,9 +274,9 @@ def leave(settings: Settings, name: str, key: str, rung: int, best: float | None
     `best` is the throughput to beat; rungs in `needed` are asked for whatever they bring.
     """
     record = _open(settings, name, key)
-    valid = [p for p in record.points if p.valid and p.output_tokens_per_second]
+    valid = [p for p in record.ladder_points if p.valid and p.output_tokens_per_second]
     rates = {p.concurrency: p.output_tokens_per_second or 0.0 for p in valid}
-    ended = {p.concurrency for p in record.points if any(flag.id in _ENDED_BY for flag in p.flags)}
+    ended = {p.concurrency for p in record.ladder_points if any(flag.id in _ENDED_BY for flag in p.flags)}
     # A rung that failed before is tried again, not taken for lost.
     ended -= {*rates, rung}
     why = reason_to_leave(record.ladder, rates, ended, rung, best, needed)

@@ -19,6 +19,13 @@ GUARD_UNIT = "shardsweep-guard"
 Activity = Literal["inactive", "starting", "active", "stopping", "failed"]
 
 
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """The service manager itself could not start a unit's program: it never ran, and its log is empty."""
+
+    sentence: str
+    advice: str
+
+
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     activity: Activity
@@ -28,6 +35,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     """Seconds since the epoch, of the last start."""
     detail: str = ""
+    refusal: Refusal | None = None
     restarts: int = 0
     """How often the manager has started it again by itself since it was asked to."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..engine import lifecycle
 from . import engine_http, kept, lease, processes
 from .managers import manager_for
-from .services import Manager, configuration_of, engine_unit
+from .services import Manager, ServiceState, configuration_of, engine_unit
 from .settings import Settings, read_json, write_json
 from .stop import StuckError, stop_step
 
@@ -134,8 +134,7 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
         # A unit that its manager starts again and again before it ever was ready is failing, not starting.
         if restarts_in_vain:
             manager.stop(unit)
-        failure = lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
-        _fail_from(state, failure, f"The engine ended before it was ready ({service.detail}).", seen)
+        _fail_from(state, _ended(service, seen), f"The engine ended before it was ready ({service.detail}).", seen)
         return
     if seen.failure is not None and seen.failure.kind == "port_taken":
         # The engine neither serves nor exits then: waiting for either would be waiting for ever.
@@ -185,10 +184,16 @@ def death(settings: Settings, name: str) -> dict[str, Any] | None:
     if log.exists() and log.stat().st_size - offset > LOG_BYTES:
         offset = log.stat().st_size - LOG_BYTES
     seen = lifecycle.read_log(log_since(log, offset))
-    failure = lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
     state: dict[str, Any] = {}
-    _fail_from(state, failure, f"The engine ended while it was measured ({service.detail}).", seen)
+    _fail_from(state, _ended(service, seen), f"The engine ended while it was measured ({service.detail}).", seen)
     return state["failure"]
+
+
+def _ended(service: ServiceState, seen: lifecycle.Lifecycle) -> lifecycle.Failure | None:
+    """Why an engine is gone that nobody asked to stop: the service manager's word, its log's, or its exit status."""
+    if service.refusal is not None:
+        return lifecycle.Failure("not_started", "process", service.refusal.sentence, advice=service.refusal.advice)
+    return lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
 
 
 def log_since(log: Path, offset: int) -> str:

@@ -23,13 +23,14 @@ OFFERED_WARNING, OFFERED_INVALID = 0.99, 0.95
 SHARED_WARNING, SHARED_INVALID = 0.01, 0.10
 COUNTER_SHARE = 0.01
 STEP_SHARE = 0.03
+CHANGED_SHARE = 0.10
 CLOCK_STEP_SECONDS = 0.002
 
 
 def flags(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     """All flags of a point, in the order in which they are looked for."""
     checks = (
-        _failed, _no_usage, _short, _window, _half_width, _prompt_lengths, _cached, _peak, _counts,
+        _failed, _no_usage, _short, _window, _half_width, _changing, _prompt_lengths, _cached, _peak, _counts,
         _client, _clock, _reached, _counters, _restart, _compile, _front_end, _telemetry,
     )  # fmt: skip
     return [flag for check in checks for flag in check(rows, about, found)]
@@ -90,6 +91,19 @@ def _half_width(rows: list[RequestRow], about: About, found: Figures) -> list[Fl
     known = "no better than 100 %" if found.half_width > 1 else f"+-{_percent(found.half_width)}"
     text = f"Throughput is known to {known} (95 %) after {found.window_seconds:.1f} s; a longer window would tell more."
     return _flag("uncertain", "note", text)
+
+
+def _changing(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    if not found.steady or about.rate is not None or found.halves is None or not all(found.halves):
+        return []
+    before, after = found.halves
+    if abs(after / before - 1) <= CHANGED_SHARE:
+        return []
+    text = (
+        f"Throughput went from {before:,.0f} tok/s in the first half of the window to {after:,.0f} in the second: the "
+        "engine had not settled (requests of equal length fall into step after a while); measure with a longer window."
+    )
+    return _flag("still_changing", "warning", text)
 
 
 def _prompt_lengths(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:

@@ -226,7 +226,7 @@ class Driver(ABC):
         self._checked_ns = at_ns
         times = np.array([self.window.start_ns, *self._ended_ns], dtype=float)
         totals = np.array([self._tokens_at_start, *self._ended_tokens], dtype=float)
-        order = np.argsort(times, kind="stable")[batch_edges(len(times))]
+        order = np.argsort(times, kind="stable")[batch_edges(len(times), self.concurrency)]
         self.half_width = half_width(times[order], totals[order])
         return self.half_width <= self.workload.half_width
 

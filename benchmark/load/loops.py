@@ -13,6 +13,8 @@ from .wire.connection import Connection
 from .wire.exchange import Exchange
 
 FAILURE_PAUSE_SECONDS = 0.1
+STRETCH = 1.25
+"""A window may last so much longer than its cap, to end with a whole turnover."""
 
 
 class ClosedLoop(Driver):
@@ -73,24 +75,29 @@ class ClosedLoop(Driver):
                 self.open_window(edge_ns)
             return
         elapsed = (edge_ns - window.start_ns) / 1e9
+        turnovers, part = divmod(window.completed, self.concurrency)
         if work.requests is not None and window.completed >= work.requests:
             self.stop(edge_ns, "requests")
-        elif elapsed >= work.window_seconds:
-            self.stop(edge_ns, "time")
+        elif part:
+            # Only whole turnovers: requests that march in step would be cut at another place each time.
+            return
         elif (
             elapsed >= work.minimum_window_seconds
-            and window.completed >= max(work.minimum_requests, self.concurrency)
+            and window.completed >= work.minimum_requests
             and self.is_settled(edge_ns)
         ):
             self.stop(edge_ns, "half_width")
+        elif elapsed * (turnovers + 1) / turnovers > STRETCH * work.window_seconds:
+            # The next turnover would end too late.
+            self.stop(edge_ns, "time")
 
     def at_tick(self, now_ns: int) -> None:
         window = self.window
         if window.start_ns is None:
             if (now_ns - self.started_ns) / 1e9 > self.limits.ramp_seconds:
                 self.stop(now_ns, "time")
-        elif (now_ns - window.start_ns) / 1e9 > 1.25 * self.workload.window_seconds:
-            # No request has ended for long; a window need not end on one.
+        elif (now_ns - window.start_ns) / 1e9 > STRETCH * self.workload.window_seconds:
+            # Not one turnover in all that time; the window ends where it is.
             self.stop(now_ns, "time")
 
     def close(self) -> None:

@@ -52,6 +52,12 @@ class PointResult:
         write_requests(path, self.requests, self.about.to_mapping())
 
 
+def raw_name(point: Point) -> str:
+    """The file of a point's requests, beside its record."""
+    again = f"-r{point.repeat}" if point.repeat > 1 else ""
+    return f"requests-{point.workload}-c{point.concurrency:03d}{again}.jsonl.zst"
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the loop that the client is made for."""
     return uvloop.run(main)
@@ -68,7 +74,7 @@ async def measure_point(
     flush: bool = True,
     limits: Limits | None = None,
     engine_log: Path | None = None,
-    telemetry: bool = True,
+    telemetry: Telemetry | bool = True,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> PointResult:
     """Measure `workload` at `concurrency` requests in flight (at `workload.rate`, if it has one).
@@ -77,7 +83,7 @@ async def measure_point(
         repeat: counts the measurements of the same point; each has prompts of its own.
         seed: in place of the workload's.
         engine_log: the file that the engine writes its log to; steps and compilations are read from it.
-        telemetry: whether to read GPU power and clocks during the window (a process of its own).
+        telemetry: whether to read GPU power and clocks during the window (a process of its own), or what reads them.
 
     Raises:
         TargetError: the server cannot be reached, or gives no stream.
@@ -138,10 +144,10 @@ async def _difference(target: Target, before: dict[str, float]) -> dict[str, Any
 class _Observed:
     """What is observed beside the client while the window is open."""
 
-    def __init__(self, target: Target, engine_log: Path | None, telemetry: bool) -> None:
+    def __init__(self, target: Target, engine_log: Path | None, telemetry: Telemetry | bool) -> None:
         self.poller = counters.LoadPoller(target)
         self.log = LogWindow(engine_log) if engine_log is not None else None
-        self.gpus = Telemetry() if telemetry else None
+        self.gpus = Telemetry() if telemetry is True else telemetry or None
 
     def opened(self) -> None:
         self.poller.start()
@@ -282,14 +288,3 @@ def _allow_files(connections: int) -> None:
     if soft < needed:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
-
-
-def estimate_seconds(workload: Workload, concurrency: int, tpot_seconds: float, ttft_seconds: float) -> float:
-    """What a point costs at most, roughly: ramp and drain of one answer each, and the window.
-
-    To be shown before a point is started; the times are those of the probe or of the rung before.
-    """
-    answer = ttft_seconds + tpot_seconds * workload.output_tokens
-    needed = answer * max(workload.minimum_requests, concurrency) / concurrency
-    window = min(workload.window_seconds, max(workload.minimum_window_seconds, needed))
-    return 2 * answer + max(window, workload.window_seconds if needed > workload.window_seconds else window)

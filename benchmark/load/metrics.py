@@ -72,6 +72,8 @@ class Figures:
     peak_tokens_per_second: float | None
     """In the busiest second of the window."""
     half_width: float
+    halves: tuple[float, float] | None
+    """Tokens a second in the first and in the second half of the window's turnovers; None below two of them."""
     prompt_tokens_in_window: int
     requests_in_window: int
     good_requests: int | None
@@ -94,8 +96,8 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
     steady = about.window_start_us is not None and about.window_end_us is not None
     window = (about.window_start_us, about.window_end_us) if steady else whole_us(kept)
     a, b = window
-    tokens, peak, width = _throughput(done, a, b)
     open_loop = about.rate is not None
+    tokens, peak, width, halves = _throughput(done, a, b, 1 if open_loop else about.concurrency)
     counted = [row for row in done if not (row.first_wave and steady)]
     if open_loop:
         begun = ended = [row for row in counted if a < row.intended_us <= b]
@@ -116,6 +118,7 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
         window_tokens=tokens,
         peak_tokens_per_second=peak,
         half_width=width,
+        halves=halves,
         prompt_tokens_in_window=sum(
             row.prompt_tokens or 0 for row in done if row.token_us and a < row.token_us[0] <= b
         ),
@@ -157,20 +160,28 @@ def _by(row: RequestRow, moments: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], counts))[np.searchsorted(row.times, moments, side="right")]
 
 
-def _throughput(done: list[RequestRow], a: int, b: int) -> tuple[float, float | None, float]:
-    """Tokens inside (a, b], the most in a second of it, and the relative half-width of the rate."""
+_Throughput = tuple[float, float | None, float, tuple[float, float] | None]
+
+
+def _throughput(done: list[RequestRow], a: int, b: int, concurrency: int) -> _Throughput:
+    """Tokens inside (a, b], the most in a second of it, the relative half-width of the rate, its halves' rates."""
     ends = np.array([a, *sorted(edge for row in done if a < (edge := _edge_us(row)) <= b)])
-    batches = ends[batch_edges(len(ends))]
+    batches = ends[batch_edges(len(ends), concurrency)]
     grid = np.arange(a, b + 1, GRID_US)
-    moments = np.concatenate(([a, b], batches, grid))
+    turnovers = (len(ends) - 1) // max(1, concurrency)
+    middle = ends[[0, concurrency * (turnovers // 2), concurrency * 2 * (turnovers // 2)]] if turnovers > 1 else []
+    moments = np.concatenate(([a, b], batches, middle, grid))
     order = np.argsort(moments, kind="stable")
     totals = np.zeros(len(moments), dtype=np.int64)
     for row in done:
         totals[order] += _by(row, moments[order])
-    at_batches, at_grid = totals[2 : 2 + len(batches)], totals[2 + len(batches) :]
+    at_batches, at_middle, at_grid = np.split(totals[2:], np.cumsum([len(batches), len(middle)]))
     steps = 1_000_000 // GRID_US
     peak = float((at_grid[steps:] - at_grid[:-steps]).max()) if len(at_grid) > steps else None
-    return float(totals[1] - totals[0]), peak, half_width(batches, at_batches)
+    halves = None
+    if len(middle) and np.all(np.diff(middle) > 0):
+        halves = tuple(float(rate) for rate in np.diff(at_middle) / np.diff(middle) * 1e6)
+    return float(totals[1] - totals[0]), peak, half_width(batches, at_batches), halves
 
 
 def _edge_us(row: RequestRow) -> int:

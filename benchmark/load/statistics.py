@@ -72,10 +72,22 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def batch_edges(completions: int, batches: int = 10) -> np.ndarray:
-    """Which of so many completions (the first one opens the window) part it into runs of equally many."""
+WHOLE_TURNOVERS = 4
+"""From so many turnovers on they are the batches; fewer would leave too few degrees of freedom."""
+
+
+def batch_edges(completions: int, concurrency: int = 1, batches: int = 10) -> np.ndarray:
+    """Which of so many completions (the first one opens the window) part it into runs of equally many.
+
+    Requests in flight turn over once with each `concurrency` completions. Where they march in step (equal lengths,
+    prefills first), prefill and decode come by turns, and a run that holds a part of a turnover has a rate of its own;
+    so runs are whole turnovers where there are enough of them.
+    """
     if completions < 2:
         return np.arange(completions)
+    turnovers = (completions - 1) // max(1, concurrency)
+    if concurrency > 1 and turnovers >= WHOLE_TURNOVERS:
+        return concurrency * np.unique(np.linspace(0, turnovers, min(batches, turnovers) + 1).astype(int))
     return np.unique(np.linspace(0, completions - 1, min(batches, completions - 1) + 1).astype(int))
 
 
@@ -91,12 +103,12 @@ def half_width(times: np.ndarray, totals: np.ndarray) -> float:
         totals: tokens by then.
 
     Returns:
-        Half-width over rate; infinite for fewer than five batches with a duration.
+        Half-width over rate; infinite for fewer than four batches with a duration.
     """
     seconds, tokens = np.diff(times).astype(float), np.diff(totals).astype(float)
     kept = seconds > 0
     count = int(kept.sum())
-    if count < 5 or tokens.sum() <= 0:
+    if count < WHOLE_TURNOVERS or tokens.sum() <= 0:
         return math.inf
     if not kept.all():
         # Requests that end together: what came in no time belongs to the run before.

@@ -10,7 +10,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,17 @@ from .target import Target, TargetError, call, call_json, detect, try_once, wait
 from .wire.address import Wire
 from .workload import Workload
 
-AGREE = 0.05
-"""Two passes of the warm-up agree when their times differ by no more than this."""
+AGREE_SHARE, AGREE_SECONDS = 0.25, 0.1
+"""Two passes agree when no phase of a rung differs by more than a quarter of the shorter one, or by 0.1 s.
+
+What a warm-up is to wait out is paid once: a kernel compiled (Triton 0.2 s and more, nvcc minutes), a library
+loaded, an allocator grown. What differs from pass to pass on a warm engine is how a burst is cut into prefills: on an
+H200 the prefills of 64 prompts took 0.11 to 0.20 s and those of 256 prompts 0.63 to 0.85 s, warm, pass by pass
+(docs/evidence/h200-one-gpu; a whole pass, with what lies between its bursts, 1.7 to 2.6 s).
+"""
+
+WARM_UP_TOKENS = 16
+"""Of an answer of the warm-up, at most: every step after the first has the same shapes."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +59,43 @@ class Probe:
     tpot_seconds: float | None
     e2e_seconds: float
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Its figures; the target stands elsewhere."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "target"}
+
+
+@dataclass(frozen=True)
+class BurstTimes:
+    """One rung of a pass: `concurrency` requests at once. Seconds."""
+
+    concurrency: int
+    prefill_seconds: float
+    """From the first request sent to the last first token."""
+    decode_seconds: float
+    """From there to the last token."""
+
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The passes over the ladder, in seconds each, and whether the last two agreed."""
+    """The passes over the ladder, and whether the last two agreed."""
 
     passes: list[float]
+    """Seconds each, all bursts and what lies between them."""
     agreed: bool
     requests: int
     probe: Probe | None = None
+    bursts: list[list[BurstTimes]] = field(default_factory=list)
+    """Of each pass, rung by rung."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As it stands in a record."""
+        return {
+            "passes_seconds": self.passes,
+            "agreed": self.agreed,
+            "requests": self.requests,
+            "probe": self.probe.to_mapping() if self.probe is not None else None,
+            "last_pass": [dataclasses.asdict(burst) for burst in self.bursts[-1]] if self.bursts else [],
+        }
 
 
 async def flush_cache(target: Target, verify: bool = True) -> Flushed:
@@ -179,7 +216,7 @@ async def warm_up(
     seconds: float = 300.0,
     on_pass: Callable[[int, float], None] | None = None,
 ) -> WarmUp:
-    """Run every shape of the ladder until two passes take equally long (kernels compiled, caches of all kinds full).
+    """Run every shape of the ladder until two passes agree (kernels compiled, caches of all kinds full).
 
     A pass sends, for each concurrency, that many requests with the workload's prompts and short answers at once.
 
@@ -189,28 +226,49 @@ async def warm_up(
     target = await detect(target)
     tokenization = await tokenization_of(target, workload)
     first = await probe(target, workload, tokenization)
-    short = dataclasses.replace(workload, output_tokens=min(workload.output_tokens, 16), rate=None)
+    short = dataclasses.replace(workload, output_tokens=min(workload.output_tokens, WARM_UP_TOKENS), rate=None)
     passes: list[float] = []
+    bursts: list[list[BurstTimes]] = []
     requests, agreed = 1, False
     deadline = time.monotonic() + seconds
     for number in range(max_passes):
         start = time.monotonic()
+        bursts.append([])
         for concurrency in sorted(set(ladder)):
-            requests += await _burst(target, short, concurrency, number, tokenization)
+            times, sent = await _burst(target, short, concurrency, number, tokenization)
+            requests += sent
+            bursts[-1].append(times)
             if time.monotonic() > deadline:
                 break
         passes.append(time.monotonic() - start)
         if on_pass is not None:
             on_pass(number + 1, passes[-1])
-        agreed = len(passes) > 1 and abs(passes[-1] / passes[-2] - 1) <= AGREE
+        agreed = len(passes) > 1 and agree(bursts[-2], bursts[-1])
         if agreed or time.monotonic() > deadline:
             break
-    return WarmUp(passes=passes, agreed=agreed, requests=requests, probe=first)
+    return WarmUp(passes=passes, agreed=agreed, requests=requests, probe=first, bursts=bursts)
 
 
-async def _burst(target: Target, workload: Workload, concurrency: int, number: int, tokenization: Tokenization) -> int:
+def agree(before: Sequence[BurstTimes], after: Sequence[BurstTimes]) -> bool:
+    """Whether two passes over the same rungs took equally long in each of their phases."""
+    if [burst.concurrency for burst in before] != [burst.concurrency for burst in after]:
+        return False
+    pairs = [
+        pair
+        for a, b in zip(before, after, strict=True)
+        for pair in ((a.prefill_seconds, b.prefill_seconds), (a.decode_seconds, b.decode_seconds))
+    ]
+    return all(abs(a - b) <= max(AGREE_SECONDS, AGREE_SHARE * min(a, b)) for a, b in pairs)
+
+
+async def _burst(
+    target: Target, workload: Workload, concurrency: int, number: int, tokenization: Tokenization
+) -> tuple[BurstTimes, int]:
     as_ids = target.route != "chat" and target.abilities.token_ids
     source = PromptSource(workload, (concurrency, 1_000_000 + number), tokenization, as_ids)
     driver = Burst(Wire.to(target.base_url), target, workload, source, concurrency, Limits(ramp_seconds=300))
     await driver.run()
-    return len(driver.finished)
+    times = [exchange.answer.times for exchange in driver.finished if exchange.answer.times]
+    first = max((each[0] for each in times), default=driver.started_ns)
+    last = max((each[-1] for each in times), default=first)
+    return BurstTimes(concurrency, (first - driver.started_ns) / 1e9, (last - first) / 1e9), len(driver.finished)

@@ -161,6 +161,17 @@ NAMED: dict[str, Workload] = {
             description="Long prompts, short answers: prefill speed and time to first token.",
         ),
         Workload(
+            name="quick_long",
+            prompt_tokens=4096,
+            output_tokens=4,
+            window_seconds=1.2,
+            minimum_window_seconds=1.0,
+            minimum_requests=2,
+            half_width=0.02,
+            ramp_turnover=0.25,
+            description="As long_prompt, in seconds.",
+        ),
+        Workload(
             name="prose",
             kind="text",
             prompt_tokens=1024,

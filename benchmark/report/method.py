@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..campaign.record import Record, folder_name
+from ..load import agreement
 from . import command, text
 from .summary import Row, number
 
@@ -21,6 +22,7 @@ def method(records: list[Record], found: list[Row], campaign: Mapping[str, Any])
         "workloads": _workloads(records),
         "measuring": _measuring(records),
         "checks": _checks(records),
+        "answers": answers(records),
         "client": _ranges([p.client for p in points]),
         "telemetry": _ranges([p.telemetry for p in points]),
         "versions": _versions(records),
@@ -80,6 +82,22 @@ def _checks(records: list[Record]) -> list[dict[str, Any]]:
     ]
 
 
+def answers(records: list[Record]) -> list[dict[str, str]]:
+    """Each configuration's answers to the fixed prompts against its baseline's, what differs first."""
+    order = ("different", "unknown", "close", "same")
+    found = [
+        {
+            "configuration": text.clean(record.configuration.name),
+            "host": text.clean(record.host.name),
+            "baseline": text.clean(against.configuration.name),
+            "verdict": told.verdict,
+            "sentence": told.sentence,
+        }
+        for record, against, told in agreement.held_against_baseline(records)
+    ]
+    return sorted(found, key=lambda row: order.index(row["verdict"]))
+
+
 def _ranges(told: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Lowest to highest of every number that points tell under one key, and the distinct texts."""
     values: dict[str, list[Any]] = {}
@@ -130,6 +148,7 @@ def _common_environment(found: list[Row]) -> list[tuple[str, str]]:
 
 POINT_COLUMNS = [
     "Configuration",
+    "Workload",
     "C",
     "Start",
     "Engine started",
@@ -155,6 +174,7 @@ def points(found: list[Row]) -> dict[str, Any]:
                 ttft, itl = p.ttft_seconds, p.itl_seconds
                 remarks = "; ".join(f"{flag.severity}: {flag.message}" for flag in p.flags)
                 cells = [
+                    (p.workload, text.clean(p.workload)),
                     (p.concurrency, text.count(p.concurrency)),
                     (record.start_number, text.count(record.start_number)),
                     (None, (p.engine_started_at or text.UNKNOWN)[:19].replace("T", " ")),
@@ -167,7 +187,7 @@ def points(found: list[Row]) -> dict[str, Any]:
                     (p.requests_failed, text.count(p.requests_failed)),
                     (p.window_seconds, text.seconds(p.window_seconds)),
                 ]  # fmt: skip
-                keys = [row.label, *(number(key) for key, _ in cells), remarks]
+                keys = [row.label, p.workload, *(number(key) for key, _ in cells[1:]), remarks]
                 rows.append(
                     {
                         "label": row.label,

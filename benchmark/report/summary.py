@@ -240,8 +240,9 @@ class Row:
 
     @property
     def goodput(self) -> float | None:
-        values = [r.goodput.value for r in self.rungs if r.goodput is not None]
-        return max(values, default=None)
+        """The best of its open loops, whose workload is another one than the ladder's."""
+        told = [p.goodput_requests_per_second for r in self.records for p in r.points if p.valid]
+        return max((value for value in told if value is not None), default=None)
 
     @property
     def joules_per_token(self) -> float | None:
@@ -297,8 +298,10 @@ def card_bytes(record: Record) -> float | None:
 
 
 def main_workload(records: Iterable[Record]) -> str | None:
-    """The workload that most points belong to; None without points."""
-    counted = Counter(p.workload for r in records for p in r.points)
+    """The workload of most ladders, else the one that most points belong to; None without points."""
+    records = [r for r in records if r.points]
+    counted = Counter(name for r in records if (name := r.workload.get("name")) in {p.workload for p in r.points})
+    counted = counted or Counter(p.workload for r in records for p in r.points)
     return counted.most_common(1)[0][0] if counted else None
 
 

@@ -71,8 +71,10 @@ class Blueprint:
     chunked_prefill_size: int
     decode_seconds: Callable[[int, int], float]
     """(running requests, tokens of context of each) -> one step."""
-    prefill_seconds: Callable[[int, int], float]
-    """(new tokens, tokens already there) -> one chunk."""
+    prefill_seconds: Callable[[int, int, int, int], float]
+    """(new tokens, tokens already there of each prompt, prompts, requests under way) -> one chunk: as long as it keeps
+    the others waiting, which with pipeline stages is less than it takes.
+    """
 
     def resolved(self) -> dict[str, Any]:
         """Settings that the engine works out where the command line leaves them open."""
@@ -104,6 +106,10 @@ def build(arguments: ServerArguments, hardware_name: str, environment: Mapping[s
     shape = models.load_model(model_source(arguments["model_path"]))
     host = hardware.find_host(hardware_name)
     engine = arguments.engine()
+    try:
+        shape = shape.overridden(engine)
+    except ValueError as error:
+        raise Refused("arguments", f"ValueError: {error}") from error
     layout = Layout.from_engine(engine, arguments.release)
     refusal = refusals.find(arguments, shape, host, environment)
     if refusal and refusal.in_arguments:
@@ -150,7 +156,9 @@ def build(arguments: ServerArguments, hardware_name: str, environment: Mapping[s
         max_running_requests=plan.max_running_requests,
         chunked_prefill_size=plan.chunked_prefill_size,
         decode_seconds=lambda batch, context: step.decode_seconds(batch, context).expected,
-        prefill_seconds=lambda new, context: step.prefill_seconds(new, context).expected,
+        prefill_seconds=lambda new, context, prompts, under_way: (
+            step.occupied(step.prefill_seconds(new, context, prompts), under_way).expected
+        ),
     )
 
 

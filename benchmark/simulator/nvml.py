@@ -13,6 +13,9 @@ from . import devices as simulated
 from .devices import DRIVER, Device
 from .nvidia_smi import reasons
 
+SIMULATED = True
+"""What pynvml has not: a record says where its power figures come from."""
+
 NVML_SUCCESS = 0
 NVML_ERROR_UNINITIALIZED = 1
 NVML_ERROR_INVALID_ARGUMENT = 2

@@ -20,6 +20,7 @@ FAULT_KINDS = {
     "orphan": "a child in another session outlives the engine and holds this many bytes (0 unless given)",
     "lying_health": "/health stays 200 this many seconds after start (0 unless given) over a dead scheduler",
     "hang_stop": "SIGTERM is answered but the drain never ends",
+    "wrong_answers": "answers are another model's: as fast as ever, and wrong",
 }
 _NEEDS_ARGUMENT = {"slow_load", "crash_at_token", "oom_at_tokens", "leak"}
 _TAKES_ARGUMENT = _NEEDS_ARGUMENT | {"orphan", "lying_health"}

@@ -46,6 +46,16 @@ def sweep_context(entry, release, own, shared):
     return {**shared, "configuration": configuration, "arguments": arguments, "plan": entry.get("plan") or {}}
 
 
+def plan_command_lines(planned, release, own):
+    """Command lines by name, of a plan's configurations that are not rejected."""
+    return _said(sweep.command_lines, planned, release, own)
+
+
+def plan_refused(planned, refused):
+    """A plan with those rejected that the engine's own argument parser refuses: {name: its message}."""
+    return _said(sweep.refuse, planned, refused)
+
+
 def launch_lines(configuration, release, own):
     """A configuration's command line as a list of flags, each with its values."""
     return _said(flags.launch_lines, configuration["engine"], release, own)
@@ -53,7 +63,12 @@ def launch_lines(configuration, release, own):
 
 def launch_environment(configuration, own):
     """A configuration's environment over the host's own, as the engine's process is to see it."""
-    return _said(conf.launch_environment, configuration["environment"], own)
+    return _said(conf.launch_environment, configuration["environment"], own, configuration["engine"])
+
+
+def environment_warnings(configuration, own):
+    """What of a configuration's environment was taken as it was meant, or may be a mistake: sentences."""
+    return _said(conf.environment_warnings, configuration["environment"], own, configuration["engine"])
 
 
 def fingerprint(value):
@@ -76,10 +91,13 @@ class FilterModule:
         return {
             "resolve_configuration": resolve_configuration,
             "plan_sweep": plan_sweep,
-        "share_sweep": share_sweep,
-        "sweep_context": sweep_context,
+            "share_sweep": share_sweep,
+            "sweep_context": sweep_context,
+            "plan_command_lines": plan_command_lines,
+            "plan_refused": plan_refused,
             "launch_lines": launch_lines,
             "launch_environment": launch_environment,
+            "environment_warnings": environment_warnings,
             "fingerprint": fingerprint,
             "systemd_argument": systemd_argument,
             "systemd_assignment": systemd_assignment,

@@ -23,6 +23,16 @@ capabilities=SYS_ADMIN,NET_ADMIN,NET_RAW,SYS_NICE,SYS_PTRACE,AUDIT_WRITE
 say() { printf 'hosts: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
+persist() { # run a command up to three times: a mirror may stumble
+  local try
+  for try in 1 2 3; do
+    "$@" && return
+    say "try $try of 3 failed: $1 $2"
+    sleep $((try * 5))
+  done
+  return 1
+}
+
 shared() { # a folder that is its own, shared mount: mounts below it show in every later podman call's namespace
   mkdir -p "$1"
   mountpoint -q "$1" || { mount --bind "$1" "$1"; echo "$1" >> "$TEST_HOSTS_STATE/mounted"; }
@@ -36,8 +46,9 @@ install_packages() {
   done
   [ ${#missing[@]} -eq 0 ] && return
   say "installing ${missing[*]}"
-  apt-get update -qq
-  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  persist apt-get update -qq
+  # Other software of this machine may hold the lock for a while.
+  persist apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=120 "${missing[@]}" >/dev/null
 }
 
 configure() {
@@ -131,7 +142,7 @@ image() { # image localhost/shardsweep-host:SUITE, kept while what goes into it 
   debian_sources "$suite" "$work/sources"
   machine_settings "$work/settings"
   for file in "$work"/settings/etc/apt/apt.conf.d/*; do if [ -f "$file" ]; then options+=("--aptopt=$file"); fi; done
-  mmdebstrap --quiet --mode=root --variant=minbase --include="$packages" "${options[@]}" \
+  persist mmdebstrap --quiet --mode=root --aptopt='Acquire::Retries "3"' --variant=minbase --include="$packages" "${options[@]}" \
     --customize-hook="sync-in $work/settings /" \
     --customize-hook='chroot "$1" update-ca-certificates >/dev/null 2>&1' \
     --customize-hook='chroot "$1" systemctl mask --quiet getty.target console-getty.service systemd-udevd.service systemd-udevd-control.socket systemd-udevd-kernel.socket systemd-udev-trigger.service systemd-networkd-wait-online.service apt-daily.timer apt-daily-upgrade.timer systemd-firstboot.service' \
@@ -168,7 +179,8 @@ up() {
   if [ "$(podman container inspect -f '{{.State.Running}}' "$name" 2>/dev/null)" != true ]; then
     podman rm -f -i "$name" >/dev/null 2>&1 || true
     podman run -d --name "$name" --hostname "$name" --label "$label" --network "$network" --ip "$address" \
-      --mac-address "$(printf '02:53:57:00:00:%02x' "${address##*.}")" --systemd=always --cap-add="$capabilities" "localhost/shardsweep-host:$suite" >/dev/null
+      --mac-address "$(printf '02:53:57:00:00:%02x' "${address##*.}")" --systemd=always --shm-size=2g \
+      --cap-add="$capabilities" "localhost/shardsweep-host:$suite" >/dev/null
   fi
   wait_for "$name"
   # As hardening guides have it: for everybody, root by sudo included.

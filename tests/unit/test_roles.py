@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,36 @@ def test_group_vars_hold_the_catalogue_and_nothing_else():
     # Playbook group_vars beat an inventory's group_vars/all: a knob there could not be set by a user.
     assert list(load(ROOT / "group_vars/all/configs.yml")) == ["sglang_configs"]
     assert [path.name for path in (ROOT / "group_vars").rglob("*") if path.is_file()] == ["configs.yml"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_has_a_scenario_of_its_own(role):
+    scenario = ROOT / "molecule" / role
+    assert (scenario / "verify.yml").exists() or (scenario / "side_effect.yml").exists()
+    # `make test-hosts` runs it.
+    assert role in load_runner().scenarios()
+
+
+def load_runner():
+    spec = importlib.util.spec_from_file_location("hosts_run", ROOT / "tests/hosts/run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_test_hosts_say_what_they_need(monkeypatch):
+    runner = load_runner()
+    monkeypatch.setattr(runner.shutil, "which", lambda name: "/usr/bin/apt-get")
+    monkeypatch.setattr(runner.os, "geteuid", lambda: 1000)
+    assert "this needs root, to install podman" in runner.refusal()
+    monkeypatch.setattr(runner.os, "geteuid", lambda: 0)
+    assert runner.refusal() is None
+    monkeypatch.setattr(runner.shutil, "which", lambda name: None)
+    assert "this needs Linux with apt" in runner.refusal()
+    # The longest begin first.
+    places = [runner.has_hosts(name) for name in runner.scenarios()]
+    assert places == sorted(places, reverse=True)
+    assert "default" not in runner.scenarios()
 
 
 @pytest.mark.parametrize(

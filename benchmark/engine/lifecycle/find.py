@@ -175,6 +175,16 @@ def failure_from_exit(signal: int | None, status: int | str | None, stage: str, 
             evidence,
             "Run the unit's command by hand to see its message.",
         )
+    if status in (126, 127):
+        # The shell's own, of a launch script (POSIX, XCU 2.8.2).
+        why = "is not there" if status == 127 else "may not be executed"
+        return Failure(
+            "not_started",
+            "process",
+            f"The engine's program {why} (exit {status}).",
+            evidence,
+            "Run playbooks/install.yml, and look at the end of the launch script.",
+        )
     return Failure(
         "unknown",
         stage,

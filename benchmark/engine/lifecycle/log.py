@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..nccl import transport
 from .failure import GIB, LONGEST_LINE, Failure, Line, shown
 from .find import failure_from_exit, find_failure
 
@@ -73,7 +74,7 @@ _KV_HALVES = re.compile(rf"K size: {_NUMBER} GB, V size: {_NUMBER} GB")
 _GRAPH_END = re.compile(rf"Capture\b.*graph end.*mem usage={_NUMBER} GB", re.IGNORECASE)
 _PREFILL_GRAPH = re.compile(r"piecewise|prefill", re.IGNORECASE)
 _PERCENT = re.compile(r"Loading .*?(?:shards|weights).*?(\d{1,3})% Completed")
-_CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? ?:.* via ([A-Za-z0-9]+(?:/[A-Za-z0-9_-]+)?)")
+_CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? ?:.* via (\S+)")
 _FEW_ARGUMENTS = re.compile(
     r"\b(model_path|host|port|tp_size|pp_size|ep_size|dp_size|nnodes|mem_fraction_static|chunked_prefill_size"
     r"|max_running_requests|context_length|attention_backend|cuda_graph_max_bs|disable_cuda_graph|moe_runner_backend"
@@ -94,7 +95,7 @@ class Lifecycle:
     figures: dict[str, Any] = field(default_factory=dict)
     """Sizes in bytes as the first rank that told them; `server_args`: some settings; `weights_percent`."""
     transports: dict[str, int] = field(default_factory=dict)
-    """NCCL's choice -> channels."""
+    """NCCL's choice (P2P/CUMEM, P2P/IPC, SHM, NET) -> channels."""
     failure: Failure | None = None
     last_lines: tuple[str, ...] = ()
 
@@ -236,8 +237,9 @@ def _read_figures(
     text = line.text
     if "NCCL INFO Channel" in text:
         channel = _CHANNEL.search(text[:LONGEST_LINE])
-        if channel and (channel.group(1) in transports or len(transports) < 16):
-            transports[channel.group(1)] = transports.get(channel.group(1), 0) + 1
+        kind = transport(channel.group(1)[:40]) if channel else ""
+        if kind and (kind in transports or len(transports) < 16):
+            transports[kind] = transports.get(kind, 0) + 1
         return
     if "server_args=" in text and "server_args" not in figures:
         figures["server_args"] = dict(_few_arguments(text))

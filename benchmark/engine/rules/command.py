@@ -51,8 +51,17 @@ _DEAD = Rule(
     None,
     "Take it out, and do not count it as a change.",
 )
+ENGINE_PARSER = Rule(
+    "engine-arguments",
+    "The installed engine must take the command line",
+    "On a host with the engine installed, its own argument parser is asked before anything is stopped. It knows what "
+    "is really installed, which the tables of the releases only assume.",
+    "ServerArgs.add_cli_args of the engine that is installed on the host",
+    None,
+    "Use the name and the values that the installed release has; its --help lists them.",
+)
 
-RULES = (_RELEASE, _COMMAND, _RENAMED, _PREFIX, _DEAD)
+RULES = (_RELEASE, _COMMAND, _RENAMED, _PREFIX, _DEAD, ENGINE_PARSER)
 
 # Setting -> (first, last) release in which no code reads it; None for all up to the newest.
 _DEAD_IN: dict[str, tuple[str, str | None]] = {

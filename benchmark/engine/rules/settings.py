@@ -146,15 +146,57 @@ _FP8_GPU = Rule(
     "Use a checkpoint in INT4 or bfloat16.",
 )
 
+_QUANTIZATION_FILE = Rule(
+    "quantization-settings",
+    "A quantization method needs the checkpoint's settings",
+    "AWQ, GPTQ and the like are properties of a checkpoint: groups, bits and ignored modules stand in its config.json, "
+    "or in a file beside it. A checkpoint without them cannot be read that way; only FP8 and some INT8 methods "
+    "quantize while they load.",
+    "SGLang 0.5.11 model_loader/loader.py:232, model_loader/weight_utils.py (get_quant_config)",
+    "Cannot find the config file for X",
+    "Leave quantization out, or use a checkpoint that is quantized so.",
+)
+_QUANTIZATION_OTHER = Rule(
+    "quantization-mismatch",
+    "A checkpoint is quantized in one way",
+    "What a checkpoint is quantized with stands in its config.json. Another method is refused, apart from other "
+    "kernels for the same format.",
+    "SGLang 0.5.11 and 0.5.23 configs/model_config.py, _verify_quantization",
+    "Quantization method specified in the model config (X) does not match the quantization method specified in the "
+    "`quantization` argument (Y).",
+    "Leave quantization out: the engine reads it from the checkpoint.",
+)
+_QUANTIZATION_ONLINE = Rule(
+    "quantization-online",
+    "Quantized while it loads",
+    "The engine may first hold a layer, or the model, as it is stored. The plan counts weights as stored.",
+    "SGLang 0.5.11 layers/quantization/fp8.py, process_weights_after_loading",
+    None,
+    "Use a checkpoint that is stored quantized.",
+)
+
 RULES = (
     _FRACTION, _FRACTION_DEFAULT, _CHUNK, _REQUESTS, _NAME, _CONTEXT, _REMOTE, _GRAPH_LIMIT, _GRAPH_OFF, _PADDING,
     _MIXED, _BACKEND_GPU, _BACKEND_KERNELS, _BACKEND_MODEL, _FP8_KV, _FP8_GPU,
+    _QUANTIZATION_FILE, _QUANTIZATION_OTHER, _QUANTIZATION_ONLINE,
 )  # fmt: skip
 
 # Backends that fix the page size (0.5.23 arg_groups/overrides.py:1144; 0.5.11 server_args.py:2576).
 _PAGE_OF_BACKEND = {"flashmla": 64, "cutlass_mla": 128}
 _BACKEND_KEYS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 _RTX_BLACKWELL = 12
+
+
+# Methods whose settings must come with the checkpoint: their classes name a file that must be there.
+_NEEDS_SETTINGS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "marlin", "moe_wna16")
+# Other kernels for one format (model_config.py, compatible_quantization_methods, override_quantization_method).
+_SAME_FORMAT = (
+    {"awq", "awq_marlin", "moe_wna16"},
+    {"gptq", "gptq_marlin", "marlin", "moe_wna16"},
+    {"modelopt", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed", "petit_nvfp4", "nvfp4", "fp8"},
+    {"compressed-tensors", "compressed_tensors", "w8a8_int8", "w8a8_fp8"},
+    {"fp8", "w4afp8", "mxfp8"},
+)
 
 
 def check(subject: Subject) -> Iterator[Verdict]:
@@ -165,6 +207,29 @@ def check(subject: Subject) -> Iterator[Verdict]:
     yield from _graphs(subject)
     yield from _attention(subject)
     yield from _formats(subject)
+    yield from _quantization(subject)
+
+
+def _quantization(subject: Subject) -> Iterator[Verdict]:
+    asked, shape = subject.word("quantization").lower(), subject.shape
+    if not asked or asked in ("none", "unquant", "auto") or shape is None:
+        return
+    stored = shape.quantization.lower()
+    if stored:
+        if asked != stored and not any({asked, stored} <= methods for methods in _SAME_FORMAT):
+            message = (
+                f"Quantization method specified in the model config ({stored}) does not match the quantization method "
+                f"specified in the `quantization` argument ({asked})."
+            )
+            sentence = f"{shape.name} is quantized with {stored}, and quantization asks for {asked}."
+            # Which methods stand in for one another grows with the releases.
+            yield _QUANTIZATION_OTHER.verdict("doubt", sentence, message=message)
+    elif asked in _NEEDS_SETTINGS:
+        sentence = f"quantization {asked} needs settings of the checkpoint, and {shape.name} is stored without any."
+        yield _QUANTIZATION_FILE.verdict("reject", sentence, message=f"Cannot find the config file for {asked}")
+    else:
+        sentence = f"{shape.name} is quantized to {asked} while it loads; its weights are counted as stored."
+        yield _QUANTIZATION_ONLINE.verdict("note", sentence)
 
 
 def _memory(subject: Subject) -> Iterator[Verdict]:

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from .. import gpus, processes
+from ..bounded import run as run_command
 from ..managers import manager_for
 from ..preflight import pcie, remember, smi
 from ..preflight.check import Check, counted, lines
-from ..preflight.run import run as run_command
 from ..settings import HostError, Settings, read_json, write_json
 from ..switch import serving_units
 from .group import Request

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from ...engine.nccl import transport
+
 # "host:pid:tid [gpu] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"; SHM has no "/0" after the channel's number.
 _CHANNEL = re.compile(r"NCCL INFO Channel (\d+)(?:/\d+)? ?: (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[\w+\])? via (\S+)")
 _SET = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]+ set by environment to .*?)\.?\s*$")
@@ -26,12 +28,6 @@ class Log(msgspec.Struct, frozen=True):
 
 
 _SLOWER = ("P2P/CUMEM", "P2P/IPC", "P2P/direct", "P2P/indirect", "SHM", "NET")
-
-
-def transport(via: str) -> str:
-    """`P2P/CUMEM/read` -> P2P/CUMEM, `SHM/direct/direct` -> SHM, `NET/Socket/0` -> NET."""
-    kind, _, rest = via.partition("/")
-    return f"{kind}/{rest.partition('/')[0]}" if kind == "P2P" and rest else kind
 
 
 def read(lines: Iterable[str]) -> Log:

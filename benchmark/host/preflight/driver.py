@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ..bounded import Answer
 from .check import Check
-from .run import Answer
 from .smi import Row
 
 CUDA_13_DRIVER = (580, 65)

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 
 from .. import processes
+from ..bounded import ABSENT, Answer, run
 from ..managers import manager_for
 from ..settings import HostError, Settings
 from ..switch import serving_units
 from . import smi
 from .cards import Holder
 from .hints import GRUB, MODPROBE
-from .run import ABSENT, Answer, run
 
 _NVIDIA = "0x10de"
 _FIELDS_TO_DROP = 4

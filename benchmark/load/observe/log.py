@@ -9,8 +9,18 @@ from typing import Any
 _DECODE = re.compile(r"Decode batch.*?#running-req: (\d+).*?gen throughput \(token/s\): ([\d.]+)")
 _ACCEPT = re.compile(r"accept len: ([\d.]+)")
 _COMPILE = re.compile(
-    r"nvcc|ninja|\bJIT\b|[Jj]ust-in-time|[Cc]ompiling|[Cc]ompilation (?:started|took)|[Aa]utotun(?:e|ing)"
-    r"|Capture cuda graph|DeepGEMM warmup|torch\.compile"
+    "|".join(
+        (
+            # CUDA's own tools, and who calls them: PyTorch's extensions, FlashInfer, SGLang's JIT kernels (Marlin).
+            r"\bnvcc\b|\bptxas\b|\bninja\b|[Bb]uilding extension module|Loading extension module",
+            r"\bJIT\b|[Jj]ust-in-time|jit_kernel|flashinfer\.jit",
+            # Triton, TorchInductor, Dynamo; FlashInfer's [AutoTuner]; TileLang.
+            r"[Aa]utotun(?:e|ing)|AUTOTUNE|AutoTuner|torch\.compile|torch\._(?:inductor|dynamo)|[Rr]ecompil",
+            r"[Cc]ompiling|[Cc]ompilation (?:started|took|complete)|[Bb]egins to compile",
+            # DeepGEMM; graphs captured late.
+            r"DeepGEMM (?:warmup|JIT)|compile_deep_gemm|Captur(?:e|ing) (?:piecewise |cuda |CUDA |batches|num tokens)",
+        )
+    )
 )
 MAX_BYTES = 32 << 20
 LINES_NEEDED = 8

@@ -49,6 +49,7 @@ class Gpus:
         nvml = self.nvml
         return {
             "driver": _text(_optional(nvml.nvmlSystemGetDriverVersion)),
+            "simulated": bool(getattr(nvml, "SIMULATED", False)),
             "gpus": [
                 {
                     "name": _text(_optional(nvml.nvmlDeviceGetName, handle)),

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -35,10 +36,16 @@ Sample = dict[str, Any]
 class Telemetry:
     """Samples from `start` to `finish`."""
 
-    def __init__(self, gpus: Sequence[int] | None = None, interval_seconds: float = INTERVAL_SECONDS) -> None:
-        """`gpus`: NVML indices that count; None: all."""
+    def __init__(
+        self,
+        gpus: Sequence[int] | None = None,
+        interval_seconds: float = INTERVAL_SECONDS,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`gpus`: NVML indices that count; None: all. `environment`: the sampler's, besides this process's own."""
         self.gpus = gpus
         self.interval_seconds = interval_seconds
+        self.environment = dict(environment or {})
         self._process: asyncio.subprocess.Process | None = None
         self._file: IO[bytes] | None = None
 
@@ -54,6 +61,7 @@ class Telemetry:
             stdout=self._file,
             stderr=asyncio.subprocess.DEVNULL,
             cwd=Path(__file__).resolve().parents[3],
+            env={**os.environ, **self.environment},
         )
 
     async def stop(self) -> bytes:
@@ -109,6 +117,8 @@ def summary(
     names = head.get("gpus") or []
     chosen = [i for i in range(len(names)) if gpus is None or i in gpus]
     found["driver"] = head.get("driver")
+    if head.get("simulated"):
+        found["simulated"] = True
     if not inside or not chosen:
         return found
     rows = [[sample["gpus"][i] for i in chosen] for sample in inside]

@@ -62,12 +62,17 @@ def build_parser(release: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sglang serve", allow_abbrev=True)
     for primary, aliases in names.items():
         spec = table.get(primary) or table[aliases[0]]
-        ordered = [primary, *(alias for alias in aliases if alias != primary)]
+        negative = f"--no-{primary.removeprefix('--')}"
+        ordered = [primary, *(alias for alias in aliases if alias not in (primary, negative))]
+        options = _options(spec)
+        if negative in aliases:
+            options["action"] = argparse.BooleanOptionalAction
         parser.add_argument(
             *ordered,
             dest=flags.canonical_key(primary.lstrip("-").replace("-", "_")),
             required=primary == "--model-path",
-            **_options(spec),
+            help=argparse.SUPPRESS if spec.get("hidden") else None,
+            **options,
         )
     return parser
 

@@ -160,7 +160,8 @@ async def generate(http: HttpRequest) -> Response:
         return EventStream(engine, streams, bytes)
     if not await _finished(engine, http, requests):
         return Response(status_code=499)
-    whole = [formats.generate_body(request) for request in requests]
+    logprobs = bool(body.get("return_logprob"))
+    whole = [formats.generate_body(request, logprobs) for request in requests]
     return Response("[" + ",".join(whole) + "]" if many else whole[0], media_type="application/json")
 
 

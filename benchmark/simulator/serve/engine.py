@@ -84,7 +84,8 @@ class Engine:
             )
         room = min(context, self.token_capacity) - len(prompt)
         limit = room if wanted is None else min(wanted, room)
-        seed = self.settings.seed
+        # Without the fault, the same prompt has the same greedy answer whatever the split: nothing is rounded here.
+        seed = self.settings.seed + ("wrong_answers" in self.settings.faults)
         if sampling.temperature > 0:
             seed = random.getrandbits(32) if sampling.seed is None else sampling.seed + number
         return Request(
@@ -123,7 +124,8 @@ def make_limits(blueprint: Blueprint, capacity: int) -> Limits:
     return Limits(
         capacity=capacity * blueprint.pools,
         running=blueprint.max_running_requests,
-        chunk=blueprint.chunked_prefill_size,
+        # One batch stands for all attention-DP ranks and replicas, each of which has a chunk of its own.
+        chunk=blueprint.chunked_prefill_size * blueprint.pools,
         prefill=int(arguments["max_prefill_tokens"] or 16384),
         queue=arguments["max_queued_requests"],
         conservativeness=float(arguments["schedule_conservativeness"] or 1.0),

@@ -70,7 +70,7 @@ class Scheduler:
 
     limits: Limits
     decode_seconds: Callable[[int, int], float]
-    prefill_seconds: Callable[[int, int], float]
+    prefill_seconds: Callable[[int, int, int, int], float]
     speed: float = 1.0
     prefix: str = ""
     """Of its log lines."""
@@ -156,7 +156,8 @@ class Scheduler:
         if batch:
             new = sum(count for _, count in batch)
             self._log_prefill(batch, new)
-            seconds = self.prefill_seconds(new, _context_of_chunk(batch, new)) / self.speed
+            under_way = len(self.running) + len(batch) + len(self.waiting)
+            seconds = self.prefill_seconds(new, _context_of_chunk(batch, new), len(batch), under_way) / self.speed
             self.counters.busy_prefill += seconds
             self.prefilling = [request for request, _ in batch]
             await self._pass(seconds)
@@ -379,9 +380,9 @@ class Scheduler:
 
 
 def _context_of_chunk(batch: list[tuple[Request, int]], new: int) -> int:
-    """The context that one sequence of `new` tokens would need for as many pairs of attention as this batch has.
+    """The context that equal prompts of `new` tokens together would need for as many pairs of attention as this batch.
 
     A sequence with c tokens there and n new ones has n x (c + n/2) pairs.
     """
     pairs = sum(count * (request.filled + count / 2) for request, count in batch)
-    return max(0, round(pairs / max(1, new) - new / 2))
+    return max(0, round(pairs / max(1, new) - new / len(batch) / 2))

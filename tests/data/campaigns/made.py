@@ -135,7 +135,7 @@ def record(name: str = "ep8", **others: Any) -> Record:
             available_before_load_bytes=93 * GIB,
             available_after_load_bytes=22 * GIB,
             max_running_requests=64,
-            transports={"P2P/CUMEM": 16, "SHM/direct": 2},
+            transports={"P2P/CUMEM": 16, "SHM": 2},
         ),
         "points": [point(c, 60.0 * scale * c**0.7) for c in LADDER],
         "tools_version": "0.1.0",

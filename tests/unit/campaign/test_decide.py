@@ -162,12 +162,12 @@ def test_losers_are_told_where_they_fell_behind():
 def test_a_small_kv_cache_and_another_transport_are_reasons():
     work = {"prompt_tokens": 1000, "output_tokens": 500}
     roomy = rec.Start(started_at="x", kv_tokens=450_000, transports={"P2P/CUMEM": 16})
-    tight = rec.Start(started_at="x", kv_tokens=48_000, transports={"SHM/direct": 16})
+    tight = rec.Start(started_at="x", kv_tokens=48_000, transports={"SHM": 16})
     won = measured("w", a_point(256, 1500.0), start=roomy, workload=work)
     lost = measured("l", a_point(32, 500.0), start=tight, workload=work)
     told = sentences(decide([won, lost]))["l"]
     assert "Its KV cache holds about 32 requests; the winner's peak has 256." in told
-    assert "talk over SHM/direct, the winner's over P2P/CUMEM" in told
+    assert "talk over SHM, the winner's over P2P/CUMEM" in told
 
 
 def test_drift_of_the_baseline_is_shown_and_corrects_nothing():

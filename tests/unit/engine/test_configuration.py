@@ -141,3 +141,36 @@ def test_fingerprint_of_a_known_value():
     # printf '[{"a":1}]' | sha256sum
     expected = "b713f6d2a989e907c58516a7c8bb487792c8785ddbf367b80dc774bf33b85a85"
     assert conf.fingerprint({"a": 1}) == expected
+
+
+@pytest.mark.parametrize("name", ["engine", "model", "preflight"])
+def test_a_name_whose_host_fact_tells_something_else_is_taken(name):
+    with pytest.raises(conf.ConfigurationError, match=f"host fact sglang_{name} tells .* Choose another"):
+        conf.merge_catalogues({name: {"engine": {}}})
+
+
+def test_the_hosts_environment_is_read_as_a_configurations_is():
+    own = {"NCCL_IB_DISABLE": True, "NCCL_P2P_LEVEL": 5, "PATH": "/bin", "NCCL_DEBUG": "WARN", "EMPTY": ""}
+    rendered = conf.launch_environment({"NCCL_DEBUG": "info", "PATH": ""}, own)
+    assert rendered == {"NCCL_IB_DISABLE": "1", "NCCL_P2P_LEVEL": "SYS", "NCCL_DEBUG": "INFO"}
+    assert conf.environment_warnings({}, own) == [
+        "NCCL_P2P_LEVEL=5 is an old number that means SYS; SYS is written instead. Write NCCL_P2P_LEVEL: SYS."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environment", "own", "engine", "words"),
+    [
+        ({"NCCL_P2P_DISABLE": 1}, {"NCCL_P2P_LEVEL": "SYS"}, {"tp_size": 8}, "NCCL_P2P_DISABLE=1 turns off"),
+        ({}, {"NCCL_BUFFSIZE": "32M"}, {}, "NCCL would read 32"),
+        ({"NCCL_GRAPH_FILE": "/g.xml"}, {}, {"tp_size": 8, "ep_size": 4}, "expert groups of 4"),
+        ({"NCCL_PROTO": "LL128"}, {}, {"tp_size": 8}, "forces LL128 on"),
+    ],
+)
+def test_an_environment_that_nccl_would_misread_is_refused(environment, own, engine, words):
+    with pytest.raises(conf.ConfigurationError, match=words):
+        conf.launch_environment(environment, own, engine)
+
+
+def test_a_graph_file_for_one_group_over_all_gpus_is_taken():
+    assert conf.launch_environment({"NCCL_GRAPH_FILE": "/g.xml"}, {}, {"tp_size": 8, "ep_size": 8})

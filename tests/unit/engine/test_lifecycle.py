@@ -339,7 +339,8 @@ class TestOddLogs:
     def test_transports_are_counted(self) -> None:
         lines = [f"h:1:2 [0] NCCL INFO Channel 0{i}/0 : 0[0] -> 1[1] via P2P/CUMEM" for i in range(4)]
         lines += ["h:1:2 [0] NCCL INFO Channel 00 : 3[3] -> 4[4] via SHM/direct/direct"]
-        assert lifecycle.read_log("\n".join(lines)).transports == {"P2P/CUMEM": 4, "SHM/direct": 1}
+        lines += ["h:1:2 [0] NCCL INFO Channel 00/0 : 0[2] -> 1[3] [receive] via NET/Socket/0"]
+        assert lifecycle.read_log("\n".join(lines)).transports == {"P2P/CUMEM": 4, "SHM": 1, "NET": 1}
 
     def test_no_secret_is_kept(self) -> None:
         text = crash("ValueError: bad api_key='s3cret' and token=t0ken1 in Bearer abcd.efgh, hf_AbCdEfGhIj")
@@ -394,6 +395,7 @@ class TestExits:
             (-15, "stopped_from_outside"), (143, "stopped_from_outside"), (15, "stopped_from_outside"),
             (-11, "crash"), (139, "crash"), ("SEGV", "crash"),
             (2, "unknown_flag"), (0, "unknown"), (1, "unknown"), (None, "unknown"), ("exited", "unknown"),
+            (126, "not_started"), (127, "not_started"),
         ],
     )  # fmt: skip
     def test_without_a_word_in_the_log(self, status: int | str | None, kind: str) -> None:

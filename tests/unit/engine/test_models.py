@@ -170,3 +170,35 @@ def test_a_damaged_config_is_read_or_refused_in_words(name, changes):
 def test_any_json_is_read_or_refused_in_words(value):
     with pytest.raises(UnknownModel):
         from_config(value, "wild")
+
+
+def test_overrides_make_another_model():
+    """docs/evidence/h200-one-gpu: 400 layers of mini-moe instead of 12 did not fit one H200."""
+    shape = load_model("mini-moe")
+    deeper = shape.overridden({"json_model_override_args": '{"num_hidden_layers": 400}'})
+    assert (shape.layers, deeper.layers, deeper.moe_layers) == (12, 400, 399)
+    assert deeper.name == shape.name
+    assert shape.overridden({}) is shape
+    assert shape.overridden({"json_model_override_args": {"num_hidden_layers": 400}}) == deeper
+    with pytest.raises(UnknownModel, match="not known to the planner"):
+        shape.overridden({"json_model_override_args": '{"architectures": ["Sibyl"], "model_type": "sibyl"}'})
+    with pytest.raises(ValueError, match="no JSON object"):
+        shape.overridden({"json_model_override_args": "[400]"})
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "method", "bits"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq", 4),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 64}, "awq", 4),
+        ("hf_quant_config.json", {"producer": {}, "quantization": {"quant_algo": "NVFP4"}}, "", 4),
+    ],
+)
+def test_quantization_beside_the_config_is_read(tmp_path, file, content, method, bits):
+    config = load_model("qwen3-30b-a3b").config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not load_model(tmp_path).formats.experts.quantized
+    (tmp_path / file).write_text(json.dumps(content))
+    shape = load_model(tmp_path)
+    assert shape.formats.experts.bits == bits
+    assert shape.quantization == (method or "NVFP4")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark.engine.layout import Layout
-from benchmark.engine.nccl import ALLOW_LL128, KNOWN, LEVELS, RULES, normalise_environment
+from benchmark.engine.nccl import ALLOW_LL128, KNOWN, LEVELS, RULES, normalise_environment, transport
 from benchmark.engine.verdict import SEVERITIES
 
 
@@ -256,3 +256,20 @@ def test_wild_environments(environment: dict[str, Any]) -> None:
             assert text.isdigit() and int(text) > 0
     again = {name: text for name, text in environment.items() if name == ALLOW_LL128}
     assert normalise_environment(rendered | again, Layout(tp=4, pp=2), 8)[0] == rendered
+
+
+@pytest.mark.parametrize(
+    ("via", "kind"),
+    # The lines of NCCL 2.28 to 2.30 (tests/data/nccl has them whole).
+    [
+        ("P2P/CUMEM", "P2P/CUMEM"),
+        ("P2P/CUMEM/read", "P2P/CUMEM"),
+        ("P2P/IPC", "P2P/IPC"),
+        ("SHM/direct/direct", "SHM"),
+        ("SHM/CE/CE", "SHM"),
+        ("NET/Socket/0", "NET"),
+        ("NET/IB/0/GDRDMA", "NET"),
+    ],
+)
+def test_a_transport_has_one_name(via: str, kind: str) -> None:
+    assert transport(via) == kind

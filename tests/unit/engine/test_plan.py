@@ -7,11 +7,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark.engine.calibration import Calibration
+from benchmark.engine.calibration import PRIOR, Calibration, Factor
 from benchmark.engine.configuration import resolve
 from benchmark.engine.hardware import GIB, find_host
 from benchmark.engine.models import load_model
 from benchmark.engine.plan import plan_configuration
+from benchmark.engine.ranges import Range
 
 ROOT = Path(__file__).parents[3]
 CATALOGUE = yaml.safe_load((ROOT / "group_vars" / "all" / "configs.yml").read_text())["sglang_configs"]
@@ -82,12 +83,14 @@ def test_a_margin_below_two_gib_is_doubtful_either_way():
 
 
 def test_a_calibrated_plan_doubts_less_and_says_on_what_it_rests():
-    calibration = Calibration("gpu1: 2 starts, 8 measurements", points=8, spread=1.2)
+    sure = dict.fromkeys(PRIOR, Factor(1.0, 0.05))
+    calibration = Calibration("gpu1: 2 starts, 8 measurements", points=8, factors=sure)
     found = plan({"tp_size": 8, "mem_fraction_static": 0.785, "context_length": 32768}, calibration=calibration)
     assert found["verdict"] == "runs"
     assert found["calibrated_on"] == "gpu1: 2 starts, 8 measurements"
     peak = found["speed"]["peak"]
-    assert peak["high"] / peak["low"] == pytest.approx(1.44, rel=0.05)
+    # A step is known to +-25 % or so; how many prompts share a prefill is not.
+    assert 1.5 < peak["high"] / peak["low"] < 2
 
 
 def test_a_prefill_larger_than_what_stays_free_is_doubtful():
@@ -140,11 +143,7 @@ def test_wild_settings_get_a_verdict_and_a_sentence(engine):
 
 def test_the_accuracy_report_meets_its_marks():
     """measurements/plan_accuracy.py over the public observations: what the plan promises."""
-    sys.path.insert(0, str(ROOT / "measurements"))
-    try:
-        import plan_accuracy as accuracy
-    finally:
-        sys.path.pop(0)
+    accuracy = accuracy_module()
     records = accuracy.read_cases(ROOT / "tests" / "data" / "plan-cases.yml")
     sglang = [r for r in records if r.get("engine") == "sglang"]
     cases = [c for r in sglang if r["kind"] in ("memory", "fit") and not isinstance(c := accuracy.prepare(r), str)]
@@ -158,4 +157,38 @@ def test_the_accuracy_report_meets_its_marks():
     inside, width = accuracy.coverage(speeds)
     assert inside >= 0.8
     assert width < 3.5
+    left, left_width = accuracy.coverage(accuracy.leave_one_out(speeds))
+    assert left >= 0.8
+    assert left_width < 3.5
     assert accuracy.rank_correlation(accuracy.pairs(speeds)) > 0.5
+
+
+def test_a_range_left_out_is_stretched_by_the_others_alone():
+    """Two groups miss their ranges by 2 half-widths, one hits: its range doubles (in logarithms), theirs do not."""
+    accuracy = accuracy_module()
+    row = {"predicted": Range(50.0, 100.0, 200.0)}
+    rows = [row | {"group": "a", "measured": 100.0}]
+    rows += [row | {"group": group, "measured": 400.0} for group in ("b", "c")]
+    first, second, third = accuracy.leave_one_out(rows)
+    assert (first["predicted"].low, first["predicted"].high) == pytest.approx((25.0, 400.0))
+    assert second["predicted"] == third["predicted"]
+    assert accuracy.distance(Range(50.0, 100.0, 200.0), 25.0) == pytest.approx(2.0)
+
+
+def accuracy_module():
+    sys.path.insert(0, str(ROOT / "measurements"))
+    try:
+        import plan_accuracy
+    finally:
+        sys.path.pop(0)
+    return plan_accuracy
+
+
+@pytest.mark.parametrize(("fraction", "chunk", "warned"), [(0.8, 32768, True), (0.7, 16384, False)])
+def test_a_start_that_dies_of_its_first_prefill_is_warned_of(fraction, chunk, warned):
+    """Four RTX PRO 6000 with Qwen3.5-397B-A17B-NVFP4: 0.8 died of a prefill of 8k tokens, 0.7 served (InferenceX)."""
+    engine = {"tp_size": 4, "mem_fraction_static": fraction, "chunked_prefill_size": chunk, "max_running_requests": 128}
+    shape, host = load_model("qwen3.5-397b-a17b-nvfp4"), find_host("4x RTX PRO 6000 Blackwell")
+    configuration = {"name": "drawn", "engine": engine | {"kv_cache_dtype": "fp8_e4m3"}}
+    found = plan_configuration(configuration, shape, host, "0.5.11", WORKLOAD, LADDER)
+    assert ("long prefills may run out of memory" in found["risk"]) is warned

@@ -508,6 +508,27 @@ SETTINGS = (
     ),
     # gpustack docs/performance-lab/glm-4.x/a100.md.
     Case("FP8 weights on A100", {"tp_size": 8}, doubts("weights-gpu"), model="glm-4.5-fp8", host="8x A100"),
+    # docs/evidence/h200-one-gpu: "Cannot find the config file for awq".
+    Case(
+        "awq of a bf16 checkpoint",
+        {"quantization": "awq"},
+        rejects("quantization-settings"),
+        model="mini-moe",
+        host="1x H200",
+        release="0.5.11",
+    ),
+    Case(
+        "fp8 of a bf16 checkpoint",
+        {"tp_size": 8, "quantization": "fp8"},
+        notes("quantization-online"),
+        model="qwen3-235b-a22b",
+    ),
+    Case("the checkpoint's own method", {"tp_size": 8, "quantization": "compressed-tensors"}),
+    Case(
+        "awq of an INT4 checkpoint of another kind",
+        {"tp_size": 8, "quantization": "awq"},
+        doubts("quantization-mismatch"),
+    ),
 )
 
 LINKS = (
@@ -559,7 +580,8 @@ def test_table(case: Case) -> None:
 def test_every_rule_has_a_case() -> None:
     """A rule that no case reaches is not tested. NCCL's have a table of their own."""
     reached = {verdict.rule for case in CASES for verdict in verdicts_of(case)}
-    out_of_reach = {"vision-heads-divide"}  # in test_rules.py: the shapes do not tell the tower's heads
+    # In test_rules.py, for the shapes do not tell the tower's heads; in test_ask_parser.py, for the host is asked.
+    out_of_reach = {"vision-heads-divide", "engine-arguments"}
     assert {rule.id for rule in rules()} - {rule.id for rule in nccl.RULES} - out_of_reach <= reached
 
 

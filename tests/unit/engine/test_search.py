@@ -1,5 +1,3 @@
-import time
-
 import pytest
 import yaml
 
@@ -89,9 +87,3 @@ def test_an_all_to_all_backend_leaves_only_whole_expert_groups():
         result["configuration"]["engine"]["tp_size"] == result["configuration"]["engine"].get("ep_size", 1)
         for result in found
     )
-
-
-def test_a_search_of_eight_gpus_takes_less_than_five_seconds():
-    begin = time.perf_counter()
-    search(KIMI, RTX, "0.5.23", WORKLOAD, (1, 2, 4, 8, 16, 32, 64, 128, 256), BASE)
-    assert time.perf_counter() - begin < 5

@@ -29,12 +29,18 @@ def ladder(rungs, host=RTX, prompt=1024, output=512, **engine):
 
 
 @pytest.mark.parametrize(
-    ("name", "prompt", "batch", "measured"),
-    [("mini-moe", 512, 1, 1.60e-3), ("mini-moe", 512, 8, 2.05e-3), ("k2-slice", 256, 1, 2.33e-3)],
+    ("name", "context", "batch", "measured"),
+    [
+        ("mini-moe", 576, 1, 1.54e-3),
+        ("mini-moe", 576, 8, 2.53e-3),
+        ("mini-moe", 576, 64, 3.62e-3),
+        ("mini-moe", 576, 256, 6.49e-3),
+        ("k2-slice", 576, 1, 2.34e-3),
+    ],
 )
-def test_captured_steps_on_one_h200(name, prompt, batch, measured):
-    """Median ITL of tests/captures/README.md; C=1 and 8 (with random weights, batches touch too few experts)."""
-    step = model(name, "1x H200").decode_seconds(batch, prompt)
+def test_decode_steps_on_one_h200(name, context, batch, measured):
+    """Decode lines of a log without a prefill between, evenly routed (docs/evidence/h200-one-gpu)."""
+    step = model(name, "1x H200").decode_seconds(batch, context)
     assert step.contains(measured)
     assert step.expected == pytest.approx(measured, rel=0.25)
 
@@ -104,8 +110,75 @@ def test_eplb_costs_bookkeeping_and_moves():
 
 
 def test_without_decode_graphs_a_step_is_slower():
-    eager = model(tp_size=8, disable_cuda_graph=True).decode_seconds(1, 100)
-    assert eager.expected > model(tp_size=8).decode_seconds(1, 100).expected + 61 * 200e-6
+    """21 ms for 12 layers, from batches of 256 with graphs to 64 (docs/evidence/h200-one-gpu)."""
+    eager = model("mini-moe", "1x H200", cuda_graph_max_bs=64).decode_seconds(256, 576)
+    captured = model("mini-moe", "1x H200", cuda_graph_max_bs=256).decode_seconds(256, 576)
+    assert eager.expected - captured.expected == pytest.approx(21e-3, rel=0.2)
+
+
+NO_PIECEWISE = {"disable_piecewise_cuda_graph": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "prompts", "fastest", "slowest"),
+    [("mini-moe", 512, 1, 24e-3, 44e-3), ("mini-moe", 8192, 16, 38e-3, 56e-3), ("k2-slice", 512, 1, 34e-3, 43e-3)],
+)
+def test_prefills_without_graphs_pay_for_launches(name, tokens, prompts, fastest, slowest):
+    """Over all starts on one H200: TTFT of one user, and chunks one after the other in the log."""
+    prefill = model(name, "1x H200", **NO_PIECEWISE).prefill_seconds(tokens, 0, prompts)
+    assert fastest <= prefill.expected <= slowest
+    assert prefill.contains(fastest)
+    assert prefill.contains(slowest)
+
+
+def test_a_small_prefill_costs_what_an_empty_one_does():
+    """Launches decide: sixteen times the tokens take less than twice as long."""
+    step = model("mini-moe", "1x H200", **NO_PIECEWISE)
+    assert step.prefill_seconds(4096, 0, 8).expected < 2 * step.prefill_seconds(256).expected
+
+
+def test_prompts_in_one_chunk_do_not_see_each_other():
+    step = model("mini-moe", "1x H200")
+    assert step.prefill_seconds(8192, 0, 16).expected < 0.8 * step.prefill_seconds(8192).expected
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "engine", "tokens", "graphs"),
+    [
+        ("qwen3-30b-a3b", "0.5.11", {}, 8192, True),
+        ("qwen3-30b-a3b", "0.5.9", {}, 512, False),
+        ("qwen3-30b-a3b", "0.5.9", {"enable_piecewise_cuda_graph": True}, 512, True),
+        ("qwen3-30b-a3b", "0.5.11", NO_PIECEWISE, 512, False),
+        ("qwen3-30b-a3b", "0.5.23", {"disable_prefill_cuda_graph": True}, 512, False),
+        ("qwen3-30b-a3b", "0.5.11", {"tp_size": 2, "pp_size": 2}, 512, False),
+        ("qwen3-30b-a3b", "0.5.11", {"tp_size": 4, "dp_size": 4, "enable_dp_attention": True}, 512, False),
+        ("qwen3-30b-a3b", "0.5.11", {"tp_size": 4, "moe_a2a_backend": "deepep"}, 512, False),
+        # MLA: up to 2,048 tokens.
+        ("deepseek-v3", "0.5.11", {"tp_size": 8}, 2048, True),
+        ("deepseek-v3", "0.5.11", {"tp_size": 8}, 2049, False),
+        # Multimodal: not before 0.5.15.
+        ("kimi-k2.6", "0.5.11", {"tp_size": 8}, 512, False),
+        ("kimi-k2.6", "0.5.11", {"tp_size": 8, "enforce_piecewise_cuda_graph": True}, 512, True),
+        ("kimi-k2.6", "0.5.23", {"tp_size": 8}, 512, True),
+    ],
+)
+def test_prefills_with_piecewise_graphs(name, release, engine, tokens, graphs):
+    step = StepModel(load_model(name), Layout.from_engine(engine), engine, find_host("8x H200"), release)
+    assert step.prefill_graphs(tokens) is graphs
+    other = StepModel(load_model(name), Layout.from_engine(engine), engine | NO_PIECEWISE, step.host, release)
+    faster = step.prefill_seconds(tokens).expected < other.prefill_seconds(tokens).expected
+    assert faster is graphs or "enforce_piecewise_cuda_graph" in engine
+
+
+@pytest.mark.parametrize(("concurrency", "measured"), [(1, 557), (8, 1826), (256, 9569)])
+def test_a_closed_loop_on_one_h200(concurrency, measured):
+    """Medians of six starts of mini-moe, 512 tokens in and 128 out (docs/evidence/h200-one-gpu)."""
+    engine = {"max_running_requests": 256, "cuda_graph_max_bs": 256, "context_length": 8192, **NO_PIECEWISE}
+    shape, host = load_model("mini-moe"), find_host("1x H200")
+    memory = plan_memory(shape, Layout(), engine, host, "0.5.11")
+    step = StepModel(shape, Layout(), engine, host, "0.5.11")
+    rung = predict_ladder(step, memory, {"prompt_tokens": 512, "output_tokens": 128}, [concurrency])[0]
+    assert rung["output_tokens_per_second"].expected == pytest.approx(measured, rel=0.15)
 
 
 def test_prefill_of_8192_tokens():

@@ -70,6 +70,15 @@ def test_an_nvidia_smi_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
     assert time.monotonic() - began < 10
 
 
+def test_what_no_signal_reaches_is_left_and_not_waited_for(tmp_path, monkeypatch):
+    # As an nvidia-smi that waits in the kernel: it keeps the pipe open, and SIGKILL does not end it.
+    monkeypatch.setattr(gpus, "QUERY_SECONDS", 0.2)
+    began = time.monotonic()
+    with pytest.raises(HostError, match="did not answer"):
+        gpus.gpus(settings(tmp_path, "setsid sleep 20 &\nexec sleep 30"))
+    assert time.monotonic() - began < 10
+
+
 def test_holders_of_memory(tmp_path):
     script = "echo '2671, sglang::scheduler_TP0, 72516, GPU-0'; echo '99, [Not Found], [N/A], GPU-1'"
     first, second = gpus.holders(settings(tmp_path, script))

@@ -57,7 +57,8 @@ def _measure(folder: Path, monkeypatch, point: rec.Point) -> tuple[dict, OneUnit
     path.write_bytes(rec.dump(a_record(points=[point], outcome="measured")))
     manager = OneUnit(folder / "none", activity="inactive")
     monkeypatch.setattr(jobs, "manager_for", lambda _: manager)
-    spec = {"id": "second", "configuration": "ep4", "fingerprint": FINGERPRINT, "concurrency": 64, "repeat": 1}
+    spec = {"id": "second", "configuration": "ep4", "fingerprint": FINGERPRINT, "workload": "quick"}
+    spec |= {"concurrency": 64, "repeat": 1}
     return jobs.measure(settings, spec, seconds=0.0), manager
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from benchmark.host import preflight
-from benchmark.host.preflight import judge, look, run
+from benchmark.host import bounded, preflight
+from benchmark.host.bounded import Answer
+from benchmark.host.preflight import judge, look
 from benchmark.host.preflight.look import Seen
-from benchmark.host.preflight.run import Answer
 from benchmark.host.settings import Settings, read_json
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -147,17 +147,17 @@ def _two_looks():
 
 
 def test_a_command_that_is_not_there():
-    assert run.run(["/nowhere/nvidia-smi"]).state == "absent"
+    assert bounded.run(["/nowhere/nvidia-smi"]).state == "absent"
 
 
 def test_a_command_that_fails_is_told_whole():
-    answer = run.run([sys.executable, "-c", "import sys; print('a'); print('b', file=sys.stderr); sys.exit(18)"])
+    answer = bounded.run([sys.executable, "-c", "import sys; print('a'); print('b', file=sys.stderr); sys.exit(18)"])
     assert (answer.state, answer.text, answer.error, answer.code) == ("failed", "a\n", "b\n", 18)
 
 
 def test_a_command_that_hangs_is_ended_with_its_children():
     began = time.monotonic()
-    answer = run.run(["sh", "-c", "sleep 30 & sleep 30"], seconds=0.3)
+    answer = bounded.run(["sh", "-c", "sleep 30 & sleep 30"], seconds=0.3)
     assert answer.state == "hung"
     assert time.monotonic() - began < 5
 
@@ -193,7 +193,7 @@ def test_a_field_that_an_older_driver_lacks_is_left_out(tmp_path):
 
 
 def test_an_nvidia_smi_that_hangs_fails_the_host_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(run.run, "__kwdefaults__", {"environment": None, "seconds": 0.3})
+    monkeypatch.setattr(bounded.run, "__kwdefaults__", {"environment": None, "seconds": 0.3})
     began = time.monotonic()
     answer = preflight.preflight(settings(tmp_path, "sleep 30"), [])
     assert time.monotonic() - began < 8

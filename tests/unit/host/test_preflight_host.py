@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmark.host.bounded import ABSENT, Answer
 from benchmark.host.preflight import driver, kernel_log, pcie, smi, system
 from benchmark.host.preflight.check import Check, counted, lines, listed
 from benchmark.host.preflight.hints import GRUB, MODPROBE, hints
-from benchmark.host.preflight.run import ABSENT, Answer
 
 GIB = 1 << 30
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22-I3)\n"

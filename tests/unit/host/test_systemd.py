@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from benchmark.host.settings import HostError, Settings
+from benchmark.host import switch
+from benchmark.host.settings import HostError, Settings, write_json
 from benchmark.host.systemd import Systemd
 
 RUNS = """MainPID=2417
@@ -81,7 +82,51 @@ def test_a_unit_that_runs(manager, tmp_path):
 def test_a_unit_whose_user_is_not_there_says_so(manager, tmp_path):
     seen = state(manager, tmp_path, NO_USER)
     assert (seen.activity, seen.running, seen.exit_code) == ("failed", False, 217)
-    assert seen.detail == "failed (exit-code); systemd could not start it at the step USER: its user is not there"
+    assert seen.refusal.sentence == (
+        "systemd could not start sglang-ep4.service: its user is not there (status 217/USER)."
+    )
+    assert "sglang_service_user" in seen.refusal.advice
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "mend"),
+    [
+        (203, "its program is not there or may not be executed by its user (status 203/EXEC)", "playbooks/install.yml"),
+        (
+            226,
+            "its view of the file system could not be made (status 226/NAMESPACE)",
+            "systemctl cat sglang-ep4.service",
+        ),
+        (209, "its log file could not be opened (status 209/STDOUT)", "/log/sglang-ep4.log"),
+        (205, "a limit could not be set (status 205/LIMITS)", "journalctl -u sglang-ep4.service"),
+        # One of systemd's range that this project has no word for.
+        (237, "see systemd.exec(5), process exit codes (status 237)", "journalctl -u sglang-ep4.service"),
+    ],
+)
+def test_each_step_of_systemds_own_is_named(manager, tmp_path, status, words, mend):
+    seen = state(manager, tmp_path, NO_USER.replace("217", str(status)))
+    assert seen.refusal.sentence == f"systemd could not start sglang-ep4.service: {words}."
+    assert mend in seen.refusal.advice
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 137, 199, 250])
+def test_a_status_of_the_engines_own_is_no_refusal_of_systemds(manager, tmp_path, status):
+    assert state(manager, tmp_path, NO_USER.replace("217", str(status))).refusal is None
+
+
+def test_a_signal_of_that_number_is_no_refusal_either(manager, tmp_path):
+    assert state(manager, tmp_path, NO_USER.replace("ExecMainCode=1", "ExecMainCode=2")).refusal is None
+
+
+def test_a_start_that_systemd_refuses_fails_with_its_words(manager, tmp_path):
+    settings = Settings(state=tmp_path, unit_directory=tmp_path / "units")
+    (tmp_path / "answer").write_text(NO_USER)
+    began = {"configuration": "ep4", "started_at": time.time(), "log_offset": 0}
+    write_json(tmp_path / "running.json", {"sglang-ep4": began})
+    failure = switch.death(settings, "ep4")
+    assert (failure["kind"], failure["stage"], failure["may_pass"]) == ("not_started", "process", False)
+    assert "217/USER" in failure["sentence"]
+    assert "left no word" not in failure["sentence"]
 
 
 def test_a_crash_that_systemd_mends_counts_as_running_and_tells_of_it(manager, tmp_path):

@@ -2,17 +2,19 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
 from benchmark.load import checks
 from benchmark.load.metrics import figures
 from benchmark.load.observe import log
-from benchmark.load.summary import summarise
+from benchmark.load.summary import reanalyse, summarise
 
 from .made import about, row
 from .replay import CAPTURES
 
+ROOT = Path(__file__).parents[3]
 GOOD = [row(i, 100 * i, range(100 * i + 50, 100 * i + 950, 100)) for i in range(20)]
 
 
@@ -21,7 +23,9 @@ def flags(rows, **more):
 
 
 def severities(rows, **more):
-    return {name: flag.severity for name, flag in flags(rows, **more).items() if name != "uncertain"}
+    # A few requests by hand, from an idle engine on: neither is told about here.
+    short = ("uncertain", "still_changing")
+    return {name: flag.severity for name, flag in flags(rows, **more).items() if name not in short}
 
 
 def test_a_good_point_has_no_flag():
@@ -64,11 +68,20 @@ def test_cached_prompts(cached, severity):
     assert severities(rows, workload={"kind": "shared_prefix"}) == {}
 
 
+@pytest.mark.parametrize(("configuration", "rung", "flagged"), [("frac50", 64, True), ("frac50", 8, False)])
+def test_an_engine_that_fell_into_step_inside_the_window(configuration, rung, flagged):
+    """On a real H200, 64 requests of equal length: 4,000 tok/s while spread, 11,000 once in step."""
+    folder = ROOT / "docs/evidence/h200-one-gpu/campaigns/mini-moe-short/h200" / configuration
+    (path,) = folder.glob(f"*/requests-short-c{rung:03d}.jsonl.zst")
+    found = [flag for flag in reanalyse(path).flags if flag.id == "still_changing"]
+    assert [flag.severity for flag in found] == ["warning"] * flagged
+
+
 # F1.7: vLLM's peak of 734 counted events, its mean of 1490.31 counted tokens.
 @pytest.mark.parametrize(("peak", "mean", "flagged"), [(734.0, 1490.31, True), (4951.0, 2962.79, False)])
 def test_peak_below_mean(peak, mean, flagged):
     found = dataclasses.replace(
-        figures(GOOD, about(0, 2000)), peak_tokens_per_second=peak, window_tokens=mean * 2, half_width=0.0
+        figures(GOOD, about(0, 2000)), peak_tokens_per_second=peak, window_tokens=mean * 2, half_width=0.0, halves=None
     )
     assert [flag.id for flag in checks.flags(GOOD, about(0, 2000), found)] == ["peak_below_mean"] * flagged
 

@@ -218,7 +218,11 @@ def test_probe_and_warm_up():
         passes = []
         warm = measure.run(warmup.warm_up(target, WORK, (1, 4), max_passes=3, on_pass=lambda *a: passes.append(a)))
     assert warm.requests == 1 + 5 * len(warm.passes)
-    assert len(passes) == len(warm.passes) >= 2
+    assert len(passes) == len(warm.passes) == len(warm.bursts) >= 2
+    # Ten tokens, one each 5 ms after a TTFT of 10 ms: the rest of an answer takes 45 ms.
+    assert [burst.concurrency for burst in warm.bursts[-1]] == [1, 4]
+    assert all(burst.decode_seconds > 0.04 for burst in warm.bursts[-1])
+    assert warm.to_mapping()["probe"]["prompt_tokens"] == 20
 
 
 def test_a_probe_that_fails_says_why():
@@ -254,11 +258,3 @@ def test_it_runs_on_the_loop_of_the_standard_library_too():
     with reference() as (_, url):
         got = asyncio.run(measure.measure_point(Target(url), WORK, 2, telemetry=False))
     assert got.point.requests_failed == 0
-
-
-def test_cost_of_a_point():
-    """16 answers of 10 s at concurrency 1 are 160 s, above the cap of 120: 120 s and two answers."""
-    work = Workload(name="w", output_tokens=100)
-    assert measure.estimate_seconds(work, 1, 0.1, 0.0) == pytest.approx(140)
-    # At 64: one wave of 10 s is enough for 64 requests, and the window lasts 20 s at least.
-    assert measure.estimate_seconds(work, 64, 0.1, 0.0) == pytest.approx(40)

@@ -198,6 +198,23 @@ def test_half_width_by_hand():
     assert half_width(np.arange(11.0), totals) == pytest.approx(0.0754, abs=1e-4)
 
 
+def test_batches_are_whole_turnovers_where_there_are_four():
+    """64 in flight: five turnovers and 10 completions over give five runs of 64; three give ten runs of any length."""
+    assert batch_edges(1 + 5 * 64 + 10, 64).tolist() == [0, 64, 128, 192, 256, 320]
+    assert batch_edges(1 + 21 * 8, 8).tolist()[:3] == [0, 16, 32]
+    assert len(batch_edges(1 + 3 * 64, 64)) == 11
+
+
+def test_requests_in_step_do_not_look_uncertain():
+    """Eight in flight end together each second: runs of a part of a turnover say nothing, whole ones are alike."""
+    times = np.repeat(np.arange(0.0, 11.0), 8)[7:]
+    totals = 100.0 * np.arange(len(times))
+    whole = batch_edges(len(times), 8)
+    assert half_width(times[whole], totals[whole]) == pytest.approx(0)
+    cut = batch_edges(len(times) - 3)
+    assert half_width(times[cut], totals[cut]) > 0.02
+
+
 def test_batch_edges():
     """21 completions part into ten runs of two; seven into six of one."""
     assert batch_edges(21).tolist() == list(range(0, 21, 2))
@@ -205,8 +222,8 @@ def test_batch_edges():
     assert batch_edges(0).tolist() == []
 
 
-def test_half_width_needs_five_batches():
-    assert half_width(np.arange(5.0), np.arange(5.0)) == math.inf
+def test_half_width_needs_four_batches():
+    assert half_width(np.arange(4.0), np.arange(4.0)) == math.inf
     assert half_width(np.array([]), np.array([])) == math.inf
     assert half_width(np.zeros(20), np.arange(20.0)) == math.inf
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmark.load.observe import counters, log, telemetry
 
 from .replay import CAPTURES
+
+ROOT = Path(__file__).parents[3]
 
 
 def endpoint(name):
@@ -56,6 +59,51 @@ def test_the_captured_log_has_no_compile_line_while_serving():
     text = (CAPTURES / "bench_serving" / "mini.log").read_text()
     served = text[text.index("fired up and ready to roll") :]
     assert "compile_lines" not in log.summary(served)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # Captured here (tests/captures, docs/evidence), or from threads of sgl-project/sglang, flashinfer and pytorch.
+        "Compiling num tokens (num_tokens=960):  14%|1         | 6/42 [00:13<00:50,  1.40s/it]",
+        "[2026-11-29 15:48:30] Capture cuda graph bs [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64]",
+        "Capturing batches (avail_mem=18.00 GB):   0%|          | 0/20 [00:00<?, ?it/s]",
+        "[2025-12-26 08:51:31 DP0 TP0 EP0] Try DeepGEMM JIT Compiling for <GEMM_NT_F8F8BF16> N=4096, K=4096",
+        "[2025-12-26 08:51:31 DP0 TP0 EP0] [_compile_deep_gemm_one_type_all], kernel_type=<DeepGemmKernelType: 3>",
+        "DeepGEMM warmup:  12%|#               | 1902/16384 [00:00<00:00, 19014.49it/s]",
+        "2025-06-05 08:20:07,883 - INFO - flashinfer.jit: Loading JIT ops: batch_mla_attention_dtype_q_bf16",
+        "[AutoTuner]: Tuning fp8_gemm: 100%|##########| 21/21 [00:00<00:00, 33.51profile/s]",
+        "AUTOTUNE mm(512x768, 768x768)",
+        "SingleProcess AUTOTUNE takes 5.1835 seconds",
+        "Triton autotuning for function fused_moe_kernel finished after 2.31s",
+        "[1/3] /usr/local/cuda/bin/nvcc --generate-dependencies-with-compile -MF marlin.cuda.o.d -x cu -c marlin.cu",
+        "Emitting ninja build file /var/cache/torch_extensions/build.ninja...",
+        "Loading extension module sgl_marlin...",
+        "W1129 torch._dynamo hit config.recompile_limit (8)",
+    ],
+)
+def test_lines_that_say_something_was_compiled(line):
+    assert log.summary(line) == {"compile_lines": [line]}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-11-29 15:48:51] Prefill batch, #new-seq: 1, #new-token: 512, input throughput (token/s): 6260.53",
+        '[2026-11-29 15:48:51] INFO:     127.0.0.1:41234 - "POST /generate HTTP/1.1" 200 OK',
+        "Using MoE kernel config with down_moe=False. Performance might be sub-optimal! Config file not found at "
+        "/opt/sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_3_6_0/E=64,N=512.json",
+        "[2026-11-29 15:48:51] KV cache pool is full. Retract requests. #retracted_reqs: 1",
+    ],
+)
+def test_lines_that_say_no_such_thing(line):
+    assert log.summary(line) == {}
+
+
+def test_no_captured_log_of_serving_has_a_compile_line():
+    for path in (ROOT / "docs/evidence/h200-one-gpu/logs").glob("sglang-mini.log"):
+        served = path.read_text().split("fired up and ready to roll", 1)[1].split("SIGTERM received", 1)[0]
+        assert "compile_lines" not in log.summary(served)
 
 
 def test_log_window(tmp_path):

@@ -14,7 +14,7 @@ def test_a_record_and_its_files(tmp_path):
         record = measure.run(
             measure_url(
                 url,
-                workloads=[WORK],
+                workload=WORK,
                 ladder=(1, 3),
                 folder=tmp_path / "out",
                 telemetry=False,
@@ -34,6 +34,6 @@ def test_a_record_and_its_files(tmp_path):
 
 def test_any_other_server(tmp_path):
     with reference(kind="openai") as (_, url):
-        record = measure.run(measure_url(url, workloads=[WORK], ladder=(2,), telemetry=False))
+        record = measure.run(measure_url(url, workload=WORK, ladder=(2,), telemetry=False))
     assert record.engine.name == "other"
     assert record.points[0].output_tokens_per_second > 0

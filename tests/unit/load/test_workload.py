@@ -14,7 +14,7 @@ def test_shipped_workloads_are_sound():
         assert Workload.from_mapping(work.to_mapping()) == work
         assert work.name == name
     assert (named("chat").prompt_tokens, named("chat").output_tokens) == (1024, 512)
-    with pytest.raises(WorkloadError, match="quick, chat, long_prompt, prose"):
+    with pytest.raises(WorkloadError, match="quick, chat, long_prompt, quick_long, prose"):
         named("none")
 
 

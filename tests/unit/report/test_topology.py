@@ -33,7 +33,7 @@ def test_alike_hosts_are_one_view():
     (view,) = topology.hosts(rows(records, {}))
     assert view.name == "gpu1 and gpu2"
     assert view.sentence == "8 GPUs on 2 sockets, 4 PCIe branches."
-    assert view.transports == (("every configuration", "P2P/CUMEM: 16 channels, SHM/direct: 2 channels"),)
+    assert view.transports == (("every configuration", "P2P/CUMEM: 16 channels, SHM: 2 channels"),)
     assert view.sockets[0][1][0][0].link == "PCIe 5.0 x16"
 
 

@@ -36,6 +36,10 @@ class TestArguments:
         for spelling in ("--tensor-parallel-size", "--tp-size", "--tp"):
             assert parse_arguments(["--model-path", "m", spelling, "4"], "0.5.11")["tp_size"] == 4
 
+    def test_a_negative_form_turns_its_flag_off(self) -> None:
+        for spelling, on in (("--record-nolora-graph", True), ("--no-record-nolora-graph", False)):
+            assert parse_arguments(["--model-path", "m", spelling], "0.5.11")["record_nolora_graph"] is on
+
     def test_sizes_as_people_write_them(self) -> None:
         assert parse_arguments(["--model-path", "m", "--context-length", "128K"], "0.5.11")["context_length"] == 131072
 
@@ -136,7 +140,7 @@ class TestBlueprint:
         plan = build("--tp-size", "8", "--ep-size", "8", "--max-running-requests", "64")
         assert plan.max_running_requests == 64
         assert 0 < plan.decode_seconds(1, 512) < plan.decode_seconds(64, 512)
-        assert plan.prefill_seconds(8192, 0) > plan.prefill_seconds(512, 0)
+        assert plan.prefill_seconds(8192, 0, 1, 1) > plan.prefill_seconds(512, 0, 1, 1)
         # 61 layers x 576 x 2 bytes.
         assert plan.kv_bytes_per_token == 70272
         assert plan.graph_batches == (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64)

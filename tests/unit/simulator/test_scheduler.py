@@ -31,7 +31,7 @@ class Steps:
         self.log.append(("decode", batch, context))
         return self._decode
 
-    def prefill(self, new: int, context: int) -> float:
+    def prefill(self, new: int, context: int, prompts: int, under_way: int) -> float:
         self.log.append(("prefill", new, context))
         return self._prefill
 
@@ -90,8 +90,9 @@ def test_a_long_prompt_comes_in_chunks_and_others_fill_the_last() -> None:
     steps = Steps()
     requests = [ask(list(range(100, 2600)), 2), ask([7] * 100, 2)]
     run(lambda: Scheduler(limits(), steps.decode, steps.prefill), requests)
-    # 1000 + 1000 + 500 with 100 of the next; the third chunk stands behind 2000: (500 x 2250 + 100 x 50)/600 - 300.
-    assert steps.of("prefill") == [(1000, 0), (1000, 1000), (600, round((500 * 2250 + 100 * 50) / 600 - 300))]
+    # 1000 + 1000 + 500 with 100 of the next; the third chunk stands behind 2000: (500 x 2250 + 100 x 50)/600 pairs a
+    # token, of which two prompts of 300 make 150 by themselves.
+    assert steps.of("prefill") == [(1000, 0), (1000, 1000), (600, round((500 * 2250 + 100 * 50) / 600 - 150))]
 
 
 def test_a_common_beginning_is_computed_once() -> None:
