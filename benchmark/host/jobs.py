@@ -109,7 +109,6 @@ def _start(settings: Settings, manager: Manager, spec: dict[str, Any]) -> None:
 def _done(settings: Settings, spec: dict[str, Any], point: rec.Point | None, *, changed: bool) -> dict[str, Any]:
     if point is None:
         return _failed("The load generator reported a point that is not in the record.")
-    label = spec.get("label")
     shown = {
         "label": spec.get("label"),
         "concurrency": point.concurrency,
