@@ -45,6 +45,18 @@ def test_without_a_terminal_it_stops_without_a_question(monkeypatch):
     assert pressed(terminal=False, monkeypatch=monkeypatch) == (True, "", 0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_kill_stops_without_a_question_and_afterwards_means_what_it_did(number):
+    before = signal.getsignal(number)
+    out = StringIO()
+    console = Console(file=out, width=100, force_terminal=True)
+    with command._Interrupts(console, PlainView(console)) as stopping:
+        os.kill(os.getpid(), number)
+        assert stopping.asked() is True
+    assert out.getvalue() == ""
+    assert signal.getsignal(number) is before
+
+
 def test_a_second_ctrl_c_is_a_yes():
     again = threading.Event()
     again.set()
