@@ -53,6 +53,8 @@ def inventory(folder: Path, port: int, hosts: int = 1) -> Path:
         "sglang_model_path": "kimi-k2.6",
         "sglang_benchmark_workload": "quick",
         "sglang_benchmark_concurrencies": [1, 4],
+        "sglang_benchmark_further": [],
+        "sglang_benchmark_first_again": False,
         "sglang_report_campaigns": str(folder / "campaigns"),
         "sglang_report_confidence": "quick",
     }

@@ -138,19 +138,23 @@ def _next_commands(winner: dict[str, Any], decision: dict[str, Any], records: li
 
 
 class _Interrupts:
-    """Ctrl-C: at a terminal it asks once whether to stop, elsewhere it stops. Ending is in order either way."""
+    """Ctrl-C: at a terminal it asks once whether to stop, elsewhere it stops. So do `kill` and a terminal that is gone.
+    Ending is in order either way.
+    """
 
     def __init__(self, console: Console, view: View) -> None:
         self._console, self._view = console, view
         self._pressed, self._stop = threading.Event(), threading.Event()
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> _Interrupts:
-        self._before = signal.signal(signal.SIGINT, self._ask)
+        ways = {signal.SIGINT: self._ask, signal.SIGTERM: self._end, signal.SIGHUP: self._end}
+        self._before = {number: signal.signal(number, way) for number, way in ways.items()}
         return self
 
     def __exit__(self, *problem: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, way in self._before.items():
+            signal.signal(number, way)
 
     def asked(self) -> bool:
         """Whether to stop; called between two events, so that the question does not come amidst one."""
@@ -173,6 +177,9 @@ class _Interrupts:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._pressed.set()
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self._stop.set()
 
 
 def _line_within(seconds: float, pressed: threading.Event) -> str | None:

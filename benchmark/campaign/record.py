@@ -216,7 +216,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: dict[str, Any] = {}
     """How the newest start was warmed up: seconds of each pass, whether the last two agreed, the probe."""
     tools_version: str = ""
-    further: dict[str, Any] = {}
+    unknown: dict[str, Any] = {}
     """Keys that this version does not know; they are written back as they were read."""
 
     @property
@@ -254,7 +254,7 @@ def folder_name(fingerprint: str, start_number: int) -> str:
     return fingerprint if start_number == 1 else f"{fingerprint}-s{start_number}"
 
 
-_KNOWN = tuple(name for name in Record.__struct_fields__ if name != "further")
+_KNOWN = tuple(name for name in Record.__struct_fields__ if name != "unknown")
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Record)
 
@@ -262,7 +262,7 @@ _decoder = msgspec.json.Decoder(Record)
 def dump(record: Record) -> bytes:
     """The record as indented JSON, keys of mappings sorted, one trailing newline."""
     known = {name: msgspec.Raw(_encoder.encode(getattr(record, name))) for name in _KNOWN}
-    return msgspec.json.format(msgspec.json.encode(known | record.further), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(known | record.unknown), indent=1) + b"\n"
 
 
 def load(text: bytes | str, where: str = "record") -> Record:
@@ -283,8 +283,8 @@ def load(text: bytes | str, where: str = "record") -> Record:
     try:
         record = _decoder.decode(text)
         parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        if further := {name: msgspec.json.decode(raw) for name, raw in parts.items() if name not in _KNOWN}:
-            record = msgspec.structs.replace(record, further=further)
+        if unknown := {name: msgspec.json.decode(raw) for name, raw in parts.items() if name not in _KNOWN}:
+            record = msgspec.structs.replace(record, unknown=unknown)
         return record
     except msgspec.MsgspecError as error:
         raise RecordError(f"{where} is not a record of schema version {version}: {error}") from error

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from ..engine.share import baseline_of
@@ -303,11 +304,24 @@ def planned(said: Mapping[str, Any], by: Objective) -> float | None:
 
 
 def _pace(records: Sequence[Record], settings: Settings) -> tuple[float, float]:
-    """Minutes of a start and of a point: medians of what was measured, else the settings' guesses."""
+    """Minutes of a start, with what goes with it, and of a point: medians of what was measured, else the guesses."""
     starts = [r.start.ready_seconds / 60 for r in records if r.start and r.start.ready_seconds]
     points = [p.duration_seconds / 60 for r in records for p in r.points if p.duration_seconds > 0]
-    start = statistics.median(starts) if starts else settings.start_minutes
+    beside = [minutes for r in records if (minutes := _minutes_beside(r)) is not None]
+    start = statistics.median(starts) + statistics.median(beside or [0.0]) if starts else settings.start_minutes
     return start, statistics.median(points) if points else settings.point_minutes
+
+
+def _minutes_beside(record: Record) -> float | None:
+    """What a start took beside becoming ready and the points: the switch, warm-up, answers, what Ansible takes.
+
+    None for a record of several sittings, whose dates tell nothing.
+    """
+    if not record.complete or not record.points or record.earlier_starts or not record.start:
+        return None
+    begun, ended = (datetime.fromisoformat(text) for text in (record.created_at, record.updated_at))
+    known = (record.start.ready_seconds or 0.0) + sum(p.duration_seconds for p in record.points)
+    return max((ended - begun).total_seconds() - known, 0.0) / 60
 
 
 def _minutes(record: Record, start_minutes: float) -> float:

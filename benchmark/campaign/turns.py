@@ -51,6 +51,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
     fingerprint: str
     of: dict[str, Any] = {}
+    further: list[tuple[str, int, int]] = []
+    """(workload, concurrency, repeat) of the points that follow the ladder on a first start."""
 
 
 class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +148,10 @@ def _stands(sweep: HostSweep, record: Record) -> bool:
     if record.outcome == "failed" and record.failure is not None:
         return not (retry in ("failed", "all") or (retry == "may_pass" and record.failure.may_pass))
     # A first start has the whole ladder; a later one only the rungs that it was made for.
-    return record.covers(sweep.asked.ladder if record.start_number == 1 else record.ladder)
+    if record.start_number > 1:
+        return record.covers(record.ladder)
+    here = {(p.workload, p.concurrency, p.repeat) for p in record.points}
+    return record.covers(sweep.asked.ladder) and here.issuperset(sweep.fingerprints[record.configuration.name].further)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _calibration(
         shape,
         host,
         setting["release"],
-        simulated=bool(setting.get("simulated")),
+        simulated=str(setting.get("simulated", False)).lower() in ("true", "yes", "on", "1"),
         host_name=str(setting.get("host") or ""),
     )
 

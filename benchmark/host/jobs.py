@@ -150,6 +150,9 @@ def _measured(settings: Settings, spec: dict[str, Any]) -> rec.Point | None:
 
 
 def _reason_to_leave(settings: Settings, spec: dict[str, Any]) -> str:
+    """Of the ladder only: what follows it is asked for by name."""
+    if spec.get("label"):
+        return ""
     name, key, rung = spec["configuration"], spec["fingerprint"], int(spec["concurrency"])
     return records.leave(settings, name, key, rung, spec.get("best"), [int(n) for n in spec.get("needed") or ()])
 
@@ -164,14 +167,13 @@ def _start(settings: Settings, manager: Manager, spec: dict[str, Any]) -> None:
 def _done(settings: Settings, spec: dict[str, Any], point: rec.Point | None, *, changed: bool) -> dict[str, Any]:
     if point is None:
         return _failed("The load generator reported a point that is not in the record.")
-    label = spec.get("label")
     shown = {
-        "label": label,
+        "label": spec.get("label"),
         "concurrency": point.concurrency,
         "repeat": point.repeat,
         "valid": point.valid,
         "output_tokens_per_second": point.output_tokens_per_second,
-        "prompt_tokens_per_second": point.prompt_tokens_per_second if label else None,
+        "prompt_tokens_per_second": point.prompt_tokens_per_second if spec.get("label") else None,
         "goodput_requests_per_second": point.goodput_requests_per_second,
         "ttft_p50_seconds": point.ttft_seconds.p50 if point.ttft_seconds else None,
         "requests_failed": point.requests_failed,

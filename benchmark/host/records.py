@@ -50,8 +50,8 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
         "start_anew": whether what runs was measured as another start and has to be stopped first, "record": path}.
     """
     devices = gpus.gpus(settings)
-    context = _whole(context)
     workload = workload_of(context["workload"])
+    context = _whole(context)
     of = fingerprint_of(context, devices)
     fingerprint, number = conf.fingerprint(of), int(context.get("start_number", 1))
     name, key = context["configuration"]["name"], rec.folder_name(fingerprint, number)
@@ -86,12 +86,18 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprints(settings: Settings, contexts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What each configuration's record would be called now, and from what: {name: {"fingerprint", "of"}}."""
+    """What each configuration's record would be called now, and from what: {name: {"fingerprint", "of", "further":
+    [[workload, concurrency, repeat] of the points after the ladder]}}."""
     devices = gpus.gpus(settings)
     found = {}
     for context in contexts:
         of = fingerprint_of(_whole(context), devices)
-        found[context["configuration"]["name"]] = {"fingerprint": conf.fingerprint(of), "of": of}
+        after = further_of(workload_of(context["workload"]), context["ladder"], context.get("further") or {})
+        found[context["configuration"]["name"]] = {
+            "fingerprint": conf.fingerprint(of),
+            "of": of,
+            "further": [[point["workload"]["name"], point["concurrency"], point["repeat"]] for point in after],
+        }
     return found
 
 
@@ -273,7 +279,7 @@ def leave(settings: Settings, name: str, key: str, rung: int, best: float | None
     record = opened(settings, name, key)
     valid = [p for p in record.ladder_points if p.valid and p.output_tokens_per_second]
     rates = {p.concurrency: p.output_tokens_per_second or 0.0 for p in valid}
-    ended = {p.concurrency for p in record.points if any(flag.id in _ENDED_BY for flag in p.flags)}
+    ended = {p.concurrency for p in record.ladder_points if any(flag.id in _ENDED_BY for flag in p.flags)}
     # A rung that failed before is tried again, not taken for lost.
     ended -= {*rates, rung}
     why = reason_to_leave(record.ladder, rates, ended, rung, best, needed)

@@ -24,6 +24,7 @@ SHARED_WARNING, SHARED_INVALID = 0.01, 0.10
 COUNTER_SHARE = 0.01
 STEP_SHARE = 0.03
 CHANGED_SHARE = 0.10
+FEW_TOKENS_A_SECOND = 10
 CLOCK_STEP_SECONDS = 0.002
 
 
@@ -132,7 +133,8 @@ def _cached(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
 
 def _peak(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     mean, peak = found.output_tokens_per_second, found.peak_tokens_per_second
-    if mean is None or peak is None or peak >= mean * 0.9:
+    # A few tokens a second fall into one second or the next.
+    if mean is None or peak is None or mean < FEW_TOKENS_A_SECOND or peak >= mean * 0.9:
         return []
     text = f"The busiest second had {peak:.0f} tokens, fewer than the mean of {mean:.0f}: the units do not match."
     return _flag("peak_below_mean", "invalid", text)

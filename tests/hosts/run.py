@@ -74,13 +74,33 @@ class Runs:
         with self._lock:
             self._over = True
             for process in self._started:
-                end(process)
+                if process.poll() is None:
+                    end(process)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """Kill a process and all below it: molecule gives each ansible-playbook a session of its own."""
+    for pid in [process.pid, *below(process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
+
+
+def below(pid: int) -> list[int]:
+    """The processes that this one started, and those that they started."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            # "PID (NAME) STATE PARENT ...", and a name may hold anything.
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(folder.name))
+    found = []
+    waiting = [pid]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return found
 
 
 def scenarios() -> list[str]:

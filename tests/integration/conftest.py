@@ -56,6 +56,8 @@ class Site:
             "sglang_model_path": "kimi-k2.6",
             "sglang_benchmark_workload": "quick",
             "sglang_benchmark_concurrencies": [1, 4],
+            "sglang_benchmark_further": [],
+            "sglang_benchmark_first_again": False,
             "sglang_benchmark_fact_path": str(self.folder / "facts.d"),
             "sglang_report_campaigns": str(self.folder / "campaigns"),
             "sglang_report_confidence": "quick",

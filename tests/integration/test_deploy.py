@@ -173,3 +173,15 @@ def test_users_add_configurations_in_their_own_inventory(site):
     assert site.ask("/server_info").json()["ep_size"] == 2
     unit = yaml.safe_load((site.state / "settings.json").read_text())
     assert unit["manager"] == "supervisor"
+
+
+def test_prune_takes_what_is_gone_from_the_catalogue_and_nothing_else(site):
+    facts = site.folder / "facts.d"
+    facts.mkdir()
+    # The first three tell of the host; ep4 is in the catalogue; `old` was.
+    for name in ("engine", "model", "preflight", "ep4", "old"):
+        (facts / f"sglang_{name}.fact").write_text("{}")
+    pruned = site.play("playbooks/remove.yml", prune=True)
+    assert pruned.returncode == 0, said(pruned)
+    left = {path.stem.removeprefix("sglang_") for path in facts.iterdir()}
+    assert left == {"engine", "model", "preflight", "ep4"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,18 @@ def load_runner():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="setsid is not here")
+def test_the_end_of_a_scenario_is_the_end_of_its_playbook():
+    runner = load_runner()
+    process = subprocess.Popen(["sh", "-c", "setsid sleep 60 & echo started; wait"], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"started\n"
+    (child,) = runner.below(process.pid)
+    runner.end(process)
+    process.stdout.close()
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_the_test_hosts_say_what_they_need(monkeypatch):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from builders import a_point, a_record
 
@@ -194,3 +195,16 @@ def test_settings_that_make_no_sense_are_refused():
         full(looks=5)
     with pytest.raises(ValueError, match="ladder"):
         Settings(ladder=())
+
+
+def test_the_pace_holds_what_a_start_takes_beside_the_engine_and_its_points():
+    # 20 minutes to be ready and 4 points of 2 make 28; the record took 31.
+    first = msgspec.structs.replace(
+        done("tp8", 500.0), complete=True, created_at="2026-01-01T00:00:00Z", updated_at="2026-01-01T00:31:00Z"
+    )
+    (turn, *_) = next_turns(a_plan(), [first], quick())
+    assert turn.minutes == pytest.approx(31.0)
+    # One that was cut off and went on the next day tells nothing.
+    resumed = msgspec.structs.replace(first, earlier_starts=[first.start], updated_at="2026-01-02T00:00:00Z")
+    (turn, *_) = next_turns(a_plan(), [resumed], quick())
+    assert turn.minutes == pytest.approx(28.0)

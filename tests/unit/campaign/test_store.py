@@ -43,10 +43,10 @@ def test_keys_that_this_version_does_not_know_survive(tmp_path):
     record = a_record(outcome="measured", points=[a_point(1, 10.0)])
     told = msgspec.json.decode(rec.dump(record)) | {"from_the_future": {"a": [1, None]}}
     read = rec.load(msgspec.json.encode(told))
-    assert read.further == {"from_the_future": {"a": [1, None]}}
+    assert read.unknown == {"from_the_future": {"a": [1, None]}}
     again = msgspec.json.decode(rec.dump(msgspec.structs.replace(read, outcome="failed")))
     assert again["from_the_future"] == {"a": [1, None]}
-    assert "further" not in again
+    assert "unknown" not in again
     assert rec.load(rec.dump(read)) == read
 
 

@@ -83,6 +83,13 @@ def test_a_longer_ladder_needs_the_new_rungs_only_of_first_starts():
     assert ("tp8", 1) not in coming(sweep, [done("tp8", left=left)])
 
 
+def test_points_after_the_ladder_that_are_asked_for_later_are_measured():
+    sweep = turns.opened(a_sweep(["tp8"]), [], NOON)
+    assert coming(sweep, [done("tp8")]) == []
+    known = {"tp8": turns.Known(fingerprint="tp8", further=[("quick", 1, 2)])}
+    assert coming(msgspec.structs.replace(sweep, fingerprints=known), [done("tp8")]) == [("tp8", 1)]
+
+
 @pytest.mark.parametrize(
     ("retry", "again"),
     [

@@ -31,6 +31,7 @@ def context(number=1, ladder=(1, 8, 64)):
         "ladder": list(ladder),
         "plan": {},
         "host": "h1",
+        "further": {"first_again": False},
         "start_number": number,
     }
 

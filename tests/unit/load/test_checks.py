@@ -78,7 +78,9 @@ def test_an_engine_that_fell_into_step_inside_the_window(configuration, rung, fl
 
 
 # F1.7: vLLM's peak of 734 counted events, its mean of 1490.31 counted tokens.
-@pytest.mark.parametrize(("peak", "mean", "flagged"), [(734.0, 1490.31, True), (4951.0, 2962.79, False)])
+@pytest.mark.parametrize(
+    ("peak", "mean", "flagged"), [(734.0, 1490.31, True), (4951.0, 2962.79, False), (1.0, 3.0, False)]
+)
 def test_peak_below_mean(peak, mean, flagged):
     found = dataclasses.replace(
         figures(GOOD, about(0, 2000)), peak_tokens_per_second=peak, window_tokens=mean * 2, half_width=0.0, halves=None

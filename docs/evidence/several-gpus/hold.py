@@ -1,0 +1,87 @@
+"""The plan held against the records of this folder, with and without the host's own all-reduce table.
+
+python docs/evidence/several-gpus/hold.py      in the project's folder; needs the model's config.json as argument
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import yaml
+
+from benchmark.campaign.record import Record, load
+from benchmark.engine import configuration as conf
+from benchmark.engine.hardware import AllReduce, find_host
+from benchmark.engine.models import load_model
+from benchmark.engine.plan import plan_configuration
+
+HERE = Path(__file__).parent
+HARDWARE, RELEASE = "2x H200", "0.5.11"
+
+
+def tables() -> dict[str, tuple[AllReduce, ...]]:
+    """What the communication check saw on the second machine, by the configuration whose environment it was."""
+    seen = json.loads((HERE / "second-machine/host.json").read_text())["communication"]
+    return {
+        run["name"]: tuple(
+            AllReduce(group=2, bytes=step["bytes"], seconds=step["all_reduce_seconds"])
+            for step in run["results"][0]["steps"]
+        )
+        for run in seen["runs"]
+    }
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def ranks(values: list[float]) -> list[int]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return [order.index(place) for place in range(len(values))]
+
+
+def spearman(ours: list[float], theirs: list[float]) -> float:
+    n = len(ours)
+    apart = sum((a - b) ** 2 for a, b in zip(ranks(ours), ranks(theirs), strict=True))
+    return 1 - 6 * apart / (n * (n * n - 1))
+
+
+def main(model: str) -> None:
+    shape = load_model(model)
+    inventory = yaml.safe_load((HERE / "inventory.yml").read_text())
+    catalogue = conf.merge_catalogues(inventory["gpu_servers"]["vars"]["sglang_site_configs"])
+    records: dict[str, Record] = {}
+    for path in sorted(HERE.glob("*/mini-moe-short/*/*/*/record.json")):
+        record = load(path.read_bytes(), str(path))
+        if record.outcome == "measured":
+            records[record.configuration.name] = record
+    measured_tables = tables()
+    for label in ("assumed all-reduces", "the host's own"):
+        say(label)
+        compared: dict[int, list[tuple[float, float]]] = {}
+        inside = 0
+        for name, record in records.items():
+            own = measured_tables["tp2_shm" if name.endswith("shm") else "tp2_nccl"]
+            host = find_host(HARDWARE, **({"allreduce": own} if label == "the host's own" else {}))
+            plan = plan_configuration(
+                conf.resolve(name, catalogue), shape, host, RELEASE, record.workload, record.ladder
+            )
+            for point, rung in zip(record.points, plan["speed"]["ladder"], strict=True):
+                said, rate = rung["output_tokens_per_second"], point.output_tokens_per_second or 0.0
+                inside += said["low"] <= rate <= said["high"]
+                compared.setdefault(point.concurrency, []).append((rate, said["expected"]))
+                say(
+                    f"  {name:9} C={point.concurrency:<3} measured {rate:6.0f} planned {said['expected']:6.0f} "
+                    f"({said['low']:.0f} to {said['high']:.0f}); a token {1e3 * point.tpot_seconds.mean:5.2f} ms, "
+                    f"planned {1e3 * rung['tpot']['expected']:5.2f}"
+                )
+        say(f"  inside the range: {inside} of {sum(map(len, compared.values()))}")
+        for concurrency, pairs in sorted(compared.items()):
+            found = spearman([a for a, _ in pairs], [b for _, b in pairs])
+            say(f"  rank correlation at {concurrency}: {found:.2f} ({len(pairs)} configurations)")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
