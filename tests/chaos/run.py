@@ -160,12 +160,22 @@ def sweep(site: Site, seed: int, names: list[str], said: list[str], fault: Fault
     process = context.Process(target=_controller, args=(site, seed, names, writing, full_disk_at))
     process.start()
     writing.close()
+    try:
+        _follow(site, process, reading, said, fault)
+    except BaseException:
+        # A sweep that went on would start engines behind our back.
+        process.kill()
+        raise
+    process.join(PATIENCE_SECONDS)
+    return process.exitcode
+
+
+def _follow(site: Site, process: Any, reading: Connection, said: list[str], fault: Fault | None) -> None:
+    """Hear what the sweep tells until it is over, and let the fault happen at its moment."""
     due: float | None = None
     deadline = time.monotonic() + PATIENCE_SECONDS
     while process.is_alive() or reading.poll():
         if time.monotonic() > deadline:
-            process.kill()
-            process.join()
             raise LostError(f"the sweep did not end within {PATIENCE_SECONDS:.0f} s; last: {said[-1:]}")
         try:
             if reading.poll(0.05):
@@ -179,8 +189,6 @@ def sweep(site: Site, seed: int, names: list[str], said: list[str], fault: Fault
             fault.finished = site.finished()
             said.append(f"FAULT {fault.act(site, process.pid)}")
             fault, due = None, None
-    process.join(PATIENCE_SECONDS)
-    return process.exitcode
 
 
 def _controller(site: Site, seed: int, names: list[str], writing: Connection, full_disk_at: str) -> None:
