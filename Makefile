@@ -1,7 +1,7 @@
 # make sweep   the main job: measure the catalogue on this machine's simulated engine, and write the report
 # make test    all tests that need nothing but this folder
 # make lint    ansible-lint (production) and ruff
-# make test-hosts     every Molecule scenario, on hosts with a real systemd (needs root on Debian; tests/hosts/README.md)
+# make test-systemd   every Molecule scenario, on hosts with a real systemd (needs root on Debian; tests/hosts/README.md)
 # make chaos    faults at random moments of sweeps, and a table of what was survived (CHAOS=200 rounds, CHAOS_SEED=7)
 # make test-install   the real installation of the engine, about 10 GB and some minutes (docs/install.md)
 # make clean   stop what runs here and remove what the others made
@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What a sweep is told: here to try also what the plan says will not fit, so that a newcomer sees a failure named.
 SWEEP ?= --confidence quick -e plan=off
 
-.PHONY: sweep test chaos test-hosts test-install lint clean format lock
+.PHONY: sweep test chaos test-systemd test-install lint clean format lock
 
 sweep: $(BIN)/.controller
 	@shardsweep sweep $(SWEEP)
@@ -30,7 +30,7 @@ CHAOS_SEED ?= 1
 chaos: $(BIN)/.test
 	@$(BIN)/python tests/chaos/run.py --rounds $(CHAOS) --seed $(CHAOS_SEED)
 
-test-hosts: $(BIN)/.test
+test-systemd: $(BIN)/.test
 	@$(BIN)/python tests/hosts/run.py $(HOSTS)
 
 test-install: $(BIN)/.test

@@ -148,7 +148,7 @@ def _outlook(candidate: Candidate, parts: list[tuple[float, float, float]], targ
         return Outlook(candidate.name, mean, math.sqrt(variance), starts * math.exp(mean), 1.0)
     gain = sum(w * _improvement(m - target, s) for w, m, s in parts if w > 1e-6)
     chance = sum(w * (1 - _NORMAL.cdf((target + 0.02 - m) / s)) for w, m, s in parts if w > 1e-6)
-    return Outlook(candidate.name, mean, math.sqrt(variance), starts * gain, starts * chance)
+    return Outlook(candidate.name, mean, math.sqrt(variance), float(starts * gain), float(starts * chance))
 
 
 def _improvement(distance: float, deviation: float) -> float:

@@ -459,9 +459,12 @@ class TestScheduling:
             for number in range(4):
                 body = {"input_ids": [number + 50], "sampling_params": LONG}
                 in_background(lambda body=body: engine.post("/generate", body))
-            engine.wait_for(lambda: engine.get("/v1/loads").json()["aggregate"]["total_reqs"] == 4)
-            load = engine.get("/v1/loads").json()["loads"][0]
-            assert (load["num_running_reqs"], load["num_waiting_reqs"]) == (2, 2)
+
+            def load() -> tuple[int, int]:
+                told = engine.get("/v1/loads").json()["loads"][0]
+                return told["num_running_reqs"], told["num_waiting_reqs"]
+
+            engine.wait_for(lambda: load() == (2, 2))
             refused = requests.post(engine.url + "/flush_cache", timeout=10)
             assert refused.status_code == 400
 

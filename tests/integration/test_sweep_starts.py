@@ -67,14 +67,14 @@ def test_a_rung_that_cannot_win_is_left_out_with_the_reason(site):
     site.variables["sglang_site_configs"] = {
         "one_at_a_time": {"extends": "ep8", "against": "ep8", "engine": {"max_running_requests": 1}}
     }
-    done = site.play("sweep.yml", configs="ep8,one_at_a_time", concurrencies="1,4,8")
+    done = site.play("sweep.yml", configs="ep8,one_at_a_time", concurrencies="1,8,16")
     assert done.returncode == 0, said(done)
     found = {record.configuration.name: record for record in campaign_of(site).records()}
-    assert [point.concurrency for point in found["ep8"].points] == [1, 4, 8]
+    assert [point.concurrency for point in found["ep8"].points] == [1, 8, 16]
     loser = found["one_at_a_time"]
-    assert [point.concurrency for point in loser.points] == [1, 4]
+    assert [point.concurrency for point in loser.points] == [1, 8]
     assert loser.complete
-    assert loser.left.rungs == [8]
+    assert loser.left.rungs == [16]
     assert "below the" in loser.left.reason
     decision = decision_of(site)
     assert [row["configuration"] for row in decision["skipped"]] == ["one_at_a_time"]
@@ -115,7 +115,7 @@ def test_only_what_may_pass_is_tried_again_unless_asked(site):
 
 def test_settings_that_make_no_sense_stop_nothing(site):
     assert site.play("deploy.yml", config="ep4").returncode == 0
-    for wrong, why in ({"objective": "peek"}, "did you mean 'peak'"), ({"confidence": "sure"}, "confidence"):
+    for wrong, why in ({"objective": "peek"}, "did you mean"), ({"confidence": "sure"}, "confidence"):
         refused = site.play("sweep.yml", configs="ep8", interrupt=True, **wrong)
         assert refused.returncode != 0
         assert why in said(refused)
