@@ -32,7 +32,7 @@ def test_what_was_under_way_goes_on_and_is_collected(site):
     }
     command = [str(BIN / "ansible-playbook"), "-i", str(site.inventory), "sweep.yml", "-e", "configs=ep8"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    lines, moments = [], iter(["Switch | stop what runs", "Point | measure ep8 at 4"])
+    lines, moments = [], iter(["Switch | stop what runs", "Point | measure ep8 at 1"])
     moment = next(moments)
     for line in process.stdout:
         lines.append(line)
