@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -165,22 +164,3 @@ def describe(shape: ModelShape, layout: Layout) -> str:
     parts = [f"Each layer over {stages}"] + ([experts] if shape.experts else [])
     parts += [f"attention in {layout.attention_dp} replicas"] if layout.attention_dp > 1 else []
     return "; ".join(parts)
-
-
-def catalogue_entry(result: Mapping[str, Any]) -> str:
-    """A search result as YAML, ready to paste below `sglang_site_configs:`."""
-    lines = [f"  {result['name']}:", f"    description: {_scalar(result['entry']['description'])}"]
-    for section in ("engine", "environment"):
-        settings = result["entry"].get(section)
-        if settings:
-            lines.append(f"    {section}:")
-            lines += [f"      {key}: {_scalar(value)}" for key, value in settings.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _scalar(value: Any) -> str:
-    """A value in YAML: JSON is YAML, and plain words need no quotes."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_./ ,;-]*", value):
-        plain = value.lower() not in ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
-        return value if plain else json.dumps(value)
-    return json.dumps(value)

@@ -5,7 +5,7 @@ from benchmark.engine.configuration import resolve
 from benchmark.engine.hardware import find_host
 from benchmark.engine.layout import Layout
 from benchmark.engine.models import load_model
-from benchmark.engine.search import catalogue_entry, search, splits
+from benchmark.engine.search import search, splits
 
 KIMI = load_model("kimi-k2.6")
 RTX = find_host("8x RTX PRO 6000 Blackwell")
@@ -46,7 +46,8 @@ def test_a_search_is_ranked_and_its_entries_can_be_pasted():
     runs = [result for result in found if result["plan"]["verdict"] == "runs"]
     peaks = [result["plan"]["speed"]["peak"]["expected"] for result in runs]
     assert peaks == sorted(peaks, reverse=True)
-    text = "sglang_site_configs:\n" + "".join(catalogue_entry(result) for result in found)
+    # As `shardsweep plan --search` prints them.
+    text = yaml.safe_dump({"sglang_site_configs": {result["name"]: result["entry"] for result in found}})
     catalogue = yaml.safe_load(text)["sglang_site_configs"]
     for result in found:
         entry = resolve(result["name"], catalogue)
