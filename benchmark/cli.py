@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from enum import IntEnum
 from pathlib import Path
@@ -303,5 +302,3 @@ def _variables(extra: list[str] | None) -> dict[str, Any]:
         found[key] = value
     return found
 
-
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,19 @@ def load_runner():
     return module
 
 
+def ended(pid: int) -> bool:
+    """Whether a killed process is gone, or dead and not yet collected; a kill takes a moment to arrive."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
 @pytest.mark.skipif(shutil.which("setsid") is None, reason="setsid is not here")
 def test_the_end_of_a_scenario_is_the_end_of_its_playbook():
     runner = load_runner()
@@ -88,8 +102,7 @@ def test_the_end_of_a_scenario_is_the_end_of_its_playbook():
     (child,) = runner.below(process.pid)
     runner.end(process)
     process.stdout.close()
-    state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert ended(child)
 
 
 def test_the_test_hosts_say_what_they_need(monkeypatch):
