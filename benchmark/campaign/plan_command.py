@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..engine import configuration as conf
-from ..engine.calibration import Calibration, from_campaigns, measured_allreduces, read_records
+from ..engine.calibration import Calibration, from_campaigns, measured_host, read_records
 from ..engine.hardware import GIB, Host, UnknownHardware, find_host
 from ..engine.models import ModelShape, UnknownModel, load_model
 from ..engine.plan import plan_configuration
@@ -72,8 +72,7 @@ class Evidence:
         if self.off:
             return host
         kept = read_records(self.folder or CAMPAIGNS)
-        rows = measured_allreduces(kept, host, release, simulated=self.simulated, host_name=self.host_name)
-        return replace(host, allreduce=rows) if rows else host
+        return measured_host(kept, host, release, simulated=self.simulated, host_name=self.host_name)
 
     def calibration(self, shape: ModelShape, host: Host, release: str) -> Calibration | None:
         """Raises:

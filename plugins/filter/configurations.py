@@ -66,6 +66,15 @@ def launch_environment(configuration, own):
     return _said(conf.launch_environment, configuration["environment"], own, configuration["engine"])
 
 
+def communication_run(configuration, own):
+    """What the communication check is to imitate of a configuration: {name, environment, engine}."""
+    return {
+        "name": configuration["name"],
+        "environment": launch_environment(configuration, own),
+        "engine": configuration["engine"],
+    }
+
+
 def environment_warnings(configuration, own):
     """What of a configuration's environment was taken as it was meant, or may be a mistake: sentences."""
     return _said(conf.environment_warnings, configuration["environment"], own, configuration["engine"])
@@ -97,6 +106,7 @@ class FilterModule:
             "sweep_context": sweep_context,
             "launch_lines": launch_lines,
             "launch_environment": launch_environment,
+            "communication_run": communication_run,
             "environment_warnings": environment_warnings,
             "fingerprint": fingerprint,
             "systemd_argument": systemd_argument,
