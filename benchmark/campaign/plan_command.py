@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ..engine import configuration as conf
 from ..engine.calibration import Calibration, from_campaigns, measured_host, read_records
-from ..engine.hardware import GIB, Host, UnknownHardware, find_host
+from ..engine.hardware import GIB, Host, UnknownHardware, find_host, from_nvidia_smi
 from ..engine.models import ModelShape, UnknownModel, load_model
 from ..engine.plan import plan_configuration
 from ..engine.rules import explain
@@ -54,6 +54,19 @@ def read_catalogue(source: str | None) -> dict[str, dict[str, Any]]:
     if "sglang_configs" in content or "sglang_site_configs" in content:
         return conf.merge_catalogues(content.get("sglang_configs"), content.get("sglang_site_configs"))
     return conf.merge_catalogues(content)
+
+
+def read_hardware(text: str) -> Host:
+    """A host by count and GPU, or from a file that holds what
+    `nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max --format=csv` printed there.
+
+    Raises:
+        UnknownHardware: neither, or a GPU that is not in the table.
+    """
+    try:
+        return from_nvidia_smi(Path(text).read_text(encoding="utf-8")) if Path(text).is_file() else find_host(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnknownHardware(f"{text} cannot be read as what nvidia-smi printed: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -114,7 +127,7 @@ def plan_command(
         0 when all of them run, 1 when one is rejected, 2 when something asked for does not exist.
     """
     try:
-        shape, host = load_model(model), evidence.measured(find_host(hardware), release)
+        shape, host = load_model(model), evidence.measured(read_hardware(hardware), release)
         work = named(workload).to_mapping()
         calibration = evidence.calibration(shape, host, release)
         if find:
