@@ -160,7 +160,7 @@ def fingerprint_of(context: dict[str, Any], devices: list[gpus.Gpu]) -> dict[str
     configuration = context["configuration"]
     return {
         "arguments": context["arguments"],
-        "environment": configuration["environment"],
+        "environment": conf.measured_environment(configuration["environment"], context.get("environment")),
         "engine": context["engine"],
         "model": context["model"],
         "workload": context["workload"],

@@ -54,6 +54,14 @@ def test_each_start_has_a_record_of_its_own(settings):
     assert known["ep4"]["fingerprint"] == first["fingerprint"]
 
 
+def test_what_the_host_gives_every_engine_makes_another_measurement(settings):
+    """A transport switched off for the whole host is not measured by what was measured with it on."""
+    with_p2p = records.begin(settings, context() | {"environment": {"CUDA_HOME": "/opt/cuda"}})
+    without = records.begin(settings, context() | {"environment": {"NCCL_P2P_DISABLE": True}})
+    assert with_p2p["fingerprint"] == records.begin(settings, context())["fingerprint"] != without["fingerprint"]
+    assert read(without).fingerprint_of["environment"] == {"NCCL_P2P_DISABLE": "1"}
+
+
 def test_a_key_that_leads_elsewhere_is_refused(settings):
     for key in ("../x", "abc-s0", "abc-s2/..", ""):
         with pytest.raises(HostError, match="no record's name"):
