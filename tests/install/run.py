@@ -121,9 +121,8 @@ def ask(release: str, python: Path) -> tuple[int, float]:
     It must take all that the plan does not reject, and refuse a flag and a value that it does not know.
     """
     catalogue = yaml.safe_load((ROOT / "group_vars/all/configs.yml").read_text())["sglang_configs"]
-    lines = sweep.command_lines(
-        sweep.plan(None, catalogue, None, {"release": release, "model": "kimi-k2.6"}), release, {}
-    )
+    planned = sweep.plan(None, catalogue, None, {"release": release, "model": "kimi-k2.6"})
+    lines = sweep.command_lines(planned, release, {"model_path": "/m", "port": 30001})
     wrong = {
         "a_flag": ["--model-path", "/m", "--no-such-flag"],
         "a_value": ["--model-path", "/m", "--tp-size", "eight"],
