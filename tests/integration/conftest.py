@@ -158,3 +158,20 @@ def site(tmp_path, tools):
     made = Site(tmp_path, tools, free_port())
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def _shared_site(tmp_path_factory, tools):
+    made = Site(tmp_path_factory.mktemp("served"), tools, free_port())
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def served(_shared_site) -> Site:
+    """A site that serves ep4, shared by tests that leave it so; deployed again only where one did not."""
+    _shared_site.variables.clear()
+    if not (_shared_site.state / "settings.json").exists() or _shared_site.serving() != ["sglang-ep4"]:
+        done = _shared_site.play("deploy.yml", config="ep4", interrupt=True)
+        assert done.returncode == 0, said(done)
+    return _shared_site
