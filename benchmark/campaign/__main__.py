@@ -82,7 +82,7 @@ def _next(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
 
     One call between two starts: each of them is a process on the controller.
     """
-    if record := _standard_input():
+    if record := _standard_input().strip():
         _keep(campaign, record, options.host)
     with campaign.locked():
         sweep, records = campaign.sweep(options.host), campaign.all_records()
