@@ -68,7 +68,7 @@ def _host(settings: Settings) -> str:
 
 
 def _ask(
-    settings: Settings, method: str, path: str, body: Any = None, *, seconds: float = _SECONDS
+    settings: Settings, method: str, path: str, body: Any = None, *, seconds: float | None = None
 ) -> tuple[int, bytes]:
     """(status, body) of one request on a connection of its own.
 
@@ -76,7 +76,7 @@ def _ask(
         ConnectionError: nobody listens, or whoever does hangs up.
         OSError, HTTPException: no answer in time (seconds without a byte), or one that is not HTTP.
     """
-    connection = http.client.HTTPConnection(_host(settings), settings.port, timeout=seconds)
+    connection = http.client.HTTPConnection(_host(settings), settings.port, timeout=seconds or _SECONDS)
     try:
         content = None if body is None else json.dumps(body)
         headers = {} if body is None else {"Content-Type": "application/json"}
