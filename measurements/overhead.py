@@ -12,6 +12,7 @@ hosts of this machine without starting their engines, and prints the controller'
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import os
@@ -83,6 +84,8 @@ class Watch:
     """How often each was run; a retry counts, because it is a call of its own."""
     handed_out: list[float] = field(default_factory=list)
     ended: float = 0.0
+    processor: list[float] = field(default_factory=list)
+    """Seconds of Ansible and of what it ran and waited for (the verbs; not engine and load generator), at each turn."""
     load_seconds: float = 0.0
     """From asking for a point to its result: the load generator's start, its warm-up and the point."""
 
@@ -93,6 +96,7 @@ class Watch:
         task, action = str(data.get("task", "")), str(data.get("task_action", "")).rpartition(".")[2]
         if task.startswith("Next | write"):
             self.handed_out.append(_seconds(data["end"]))
+            self.processor.append(_ansible_processor_seconds())
         if not self.handed_out or "After |" in task:
             return
         # Names of configurations and rungs in a task's name would split it.
@@ -106,6 +110,17 @@ class Watch:
             self.load_seconds += json.loads(data["res"]["stdout"]).get("seconds", 0.0)
 
 
+def _ansible_processor_seconds() -> float:
+    """Of this process's children: ansible-playbook, its workers that have ended, and what those waited for."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                ticks += sum(int(value) for value in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _seconds(stamp: str) -> float:
     return dt.datetime.fromisoformat(stamp).timestamp()
 
@@ -117,11 +132,10 @@ def one_host(configurations: str, port: int, tasks: int) -> int:
         # The tools' environment is made once a host, not once a configuration.
         run_plain("deploy.yml", command_line([str(hosts)], None, {"config": configurations.split(",")[0]}))
         run_plain("playbooks/stop.yml", command_line([str(hosts)], None, {}))
-        watch, before = Watch(), _children()[0]
+        watch = Watch()
         status, _ = run_watched(
             "sweep.yml", command_line([str(hosts)], None, {"configs": configurations}), watch.take, lambda: False
         )
-        used = _children()[0] - before
         records = Campaign(folder / "campaigns", "kimi-k2.6-quick").records()
         run_plain("playbooks/stop.yml", command_line([str(hosts)], None, {}))
     if status != "successful" or not records:
@@ -140,8 +154,8 @@ def one_host(configurations: str, port: int, tasks: int) -> int:
     )
     say(f"  orchestration             {rest:7.1f}   (target: at most 5)")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    say(f"  (load of this machine {load} on {os.cpu_count()} cores; processor time of the controller and what it ran")
-    say(f"  {used / len(records):.1f} s a configuration)")
+    used = (watch.processor[-1] - watch.processor[0]) / len(records)
+    say(f"  processor, Ansible and verbs{used:5.1f}   (load of this machine {load} on {os.cpu_count()} cores)")
     within = sum(watch.tasks.values())
     say(f"Tasks: {sum(watch.counts.values()) / len(records):.0f} a configuration; {within:.1f} s within them and")
     say(f"{sum(each) - within:.1f} s between them, of all configurations; waiting included:")

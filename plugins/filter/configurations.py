@@ -1,6 +1,6 @@
 """Configurations for playbooks. Each filter hands over to benchmark.engine and turns its errors into Ansible's.
 
-Each task that names a filter loads this anew in its worker, so what is large (the planner) is loaded by its own filters.
+Each task that names a filter loads this anew in its worker; the planner, which is large, waits for its own filters.
 """
 
 from __future__ import annotations
