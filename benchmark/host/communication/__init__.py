@@ -23,8 +23,8 @@ from ..bounded import run as run_command
 from ..managers import manager_for
 from ..preflight import pcie, remember, smi
 from ..preflight.check import Check, counted, lines
+from ..serving import serving_units
 from ..settings import HostError, Settings, read_json, write_json
-from ..switch import serving_units
 from .group import Request
 
 FOLDER, STATE, PLAN, RESULT = "communication", "state.json", "plan.json", "result.json"

@@ -9,7 +9,7 @@ import pytest
 from builders import a_point
 
 from benchmark.campaign import record as rec
-from benchmark.host import records
+from benchmark.host import preflight, records
 from benchmark.host.settings import HostError, Settings, write_json
 
 
@@ -17,7 +17,7 @@ from benchmark.host.settings import HostError, Settings, write_json
 def settings(tmp_path, monkeypatch):
     monkeypatch.setattr(records.gpus, "gpus", lambda _: [])
     monkeypatch.setattr(records.engine_http, "loads", lambda _: {})
-    monkeypatch.setattr(records.preflight, "for_record", lambda *_: {"gpus": [], "details": {}})
+    monkeypatch.setattr(preflight, "for_record", lambda *_: {"gpus": [], "details": {}})
     return Settings(state=tmp_path, unit_directory=tmp_path / "units")
 
 
