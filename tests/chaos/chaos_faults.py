@@ -49,13 +49,14 @@ class Fault:
     moment: str
     delay_seconds: float
     detail: str = ""
-    act: Callable[[Site, int], str] = lambda site, controller: ""
-    """(site, pid of the controller) -> what was done, for the log."""
+    act: Callable[[Site, int], str | None] = lambda site, controller: ""
+    """(site, pid of the controller) -> what was done, for the log; None: what it is about is not there (yet)."""
     engine: dict[str, str] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     full_disk_at: str = ""
     finished: dict[Any, Any] = field(default_factory=dict)
     """Points that the controller had when it acted."""
+    struck: bool = False
     holder: list[subprocess.Popen] = field(default_factory=list)
 
 
@@ -104,7 +105,7 @@ def draw(seed: int, kind: str, names: list[str]) -> Fault:
 def _kill(fault: Fault, chance: random.Random) -> None:
     number = chance.randrange(GPUS)
 
-    def act(site: Site, controller: int) -> str:
+    def act(site: Site, controller: int) -> str | None:
         if fault.kind.endswith("controller"):
             pid: int | None = controller
         elif fault.kind.endswith("load generator"):
@@ -114,11 +115,11 @@ def _kill(fault: Fault, chance: random.Random) -> None:
             if pid and fault.kind.endswith("scheduler"):
                 pid = _scheduler(pid, number)
         if not pid:
-            return "there was none"
+            return None
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            return "it was gone"
+            return None
         return f"killed {pid}"
 
     fault.act = act
@@ -138,26 +139,26 @@ def _hold(fault: Fault, site: Site, gpu: int, gib: int) -> str:
     return f"held by {fault.holder[-1].pid}"
 
 
-def _fill_disk(site: Site) -> str:
+def _fill_disk(site: Site) -> str | None:
     pid = site.manager.state(JOB_UNIT).pid
     if not pid:
-        return "there was none"
+        return None
     try:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
     except ProcessLookupError:
-        return "it was gone"
+        return None
     return f"no byte more for {pid}"
 
 
-def _spoil_record(site: Site, where: str, how: str, chance: random.Random) -> str:
+def _spoil_record(site: Site, where: str, how: str, chance: random.Random) -> str | None:
     found = sorted((site.folder / where).glob("**/record.json"), key=lambda path: path.stat().st_mtime)
     return _spoil(found[-1:], how, chance)
 
 
-def _spoil(paths: list[Path], how: str, chance: random.Random) -> str:
+def _spoil(paths: list[Path], how: str, chance: random.Random) -> str | None:
     for path in paths:
         if not path.exists():
-            return f"no {path.name}"
+            return None
         content = path.read_bytes()
         path.write_bytes(
             {
@@ -170,7 +171,7 @@ def _spoil(paths: list[Path], how: str, chance: random.Random) -> str:
             }[how]
         )
         return f"{path.name}: {how}"
-    return "there was none"
+    return None
 
 
 def catalogue_names(seed: int) -> list[str]:

@@ -34,6 +34,10 @@ PATIENCE_SECONDS = 90.0
 """Longer than any sweep of two configurations here may last on a slow machine."""
 
 
+_LOOK_SECONDS = 0.1
+"""After so long a fault looks again for what it is about."""
+
+
 class LostError(AssertionError):
     """A round that was not survived; the text says what is wrong."""
 
@@ -99,6 +103,7 @@ def _round(site: Site, seed: int, kind: str) -> dict[str, Any]:
     if problem:
         end(site)
     seconds = round(time.monotonic() - began, 1)
+    row["struck"] = fault.struck or bool(fault.engine or fault.full_disk_at)
     return row | {"problem": problem, "lost": lost, "seconds": seconds, "said": said}
 
 
@@ -171,7 +176,7 @@ def sweep(site: Site, seed: int, names: list[str], said: list[str], fault: Fault
 
 
 def _follow(site: Site, process: Any, reading: Connection, said: list[str], fault: Fault | None) -> None:
-    """Hear what the sweep tells until it is over, and let the fault happen at its moment."""
+    """Hear what the sweep tells until it is over, and let the fault happen at its moment, or at the first after it."""
     due: float | None = None
     deadline = time.monotonic() + PATIENCE_SECONDS
     while process.is_alive() or reading.poll():
@@ -183,12 +188,17 @@ def _follow(site: Site, process: Any, reading: Connection, said: list[str], faul
                 said.append(line)
                 if fault and due is None and line == fault.moment:
                     due = time.monotonic() + fault.delay_seconds
+                    fault.finished = site.finished()
+                elif due is not None and line.startswith("kept"):
+                    fault.finished = site.finished()
         except EOFError:
             break
         if fault and due is not None and time.monotonic() >= due:
-            fault.finished = site.finished()
-            said.append(f"FAULT {fault.act(site, process.pid)}")
-            fault, due = None, None
+            if (done := fault.act(site, process.pid)) is None:
+                due = time.monotonic() + _LOOK_SECONDS
+                continue
+            said.append(f"FAULT {done}")
+            fault.struck, fault, due = True, None, None
 
 
 def _controller(site: Site, seed: int, names: list[str], writing: Connection, full_disk_at: str) -> None:
@@ -233,13 +243,13 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A table of the kinds: how many faults, how many survived, points lost."""
-    lines = [f"{'kind':<30}{'faults':>8}{'survived':>10}{'points lost':>13}"]
+    """A table of the kinds: how many rounds, in how many it struck, were survived, points lost."""
+    lines = [f"{'kind':<30}{'rounds':>8}{'struck':>8}{'survived':>10}{'points lost':>13}"]
     for kind in [*KINDS, "all"]:
         of = [row for row in rows if kind in (row["kind"], "all")]
         if of:
-            survived, lost = sum(not row["problem"] for row in of), sum(row["lost"] for row in of)
-            lines.append(f"{kind:<30}{len(of):>8}{survived:>10}{lost:>13}")
+            struck, survived = sum(row["struck"] for row in of), sum(not row["problem"] for row in of)
+            lines.append(f"{kind:<30}{len(of):>8}{struck:>8}{survived:>10}{sum(row['lost'] for row in of):>13}")
     return "\n".join(lines)
 
 

@@ -53,7 +53,7 @@ def test_five_rounds_are_survived(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert status == 0, printed
     last = next(line for line in printed.splitlines() if line.startswith("all "))
-    assert last.split() == ["all", "5", "5", "0"]
+    assert last.split() == ["all", "5", "5", "5", "0"]
 
 
 def outcome(site: Site) -> dict[tuple[str, str], tuple[str, bool, list[tuple[int, int]]]]:
