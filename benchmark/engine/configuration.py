@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from . import secrets
 from .flags import canonical_key
 from .layout import Layout
 from .nccl import normalise_environment
-from .secrets import secret_variable
 from .verdict import Verdict
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -33,8 +33,6 @@ RESERVED = {
     "preflight": "what the role gpu_host saw",
 }
 """Names whose host fact (`sglang_NAME.fact`) tells something else than a configuration's record."""
-
-SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 
 class ConfigurationError(ValueError):
@@ -93,7 +91,7 @@ def refuse_secrets(where: str, environment: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: a variable of it holds a secret; the text names it, and not its value.
     """
-    if name := secret_variable(environment):
+    if name := secrets.secret_variable(environment):
         raise ConfigurationError(
             f"{where} sets the variable '{name}', which holds a key, a token or a password: an engine's environment "
             "stands in its unit, its record and the report. Leave it out; a model that needs a token is fetched "
@@ -103,7 +101,7 @@ def refuse_secrets(where: str, environment: Mapping[str, Any]) -> None:
 
 def _refuse_foreign(where: str, key: str) -> None:
     name = canonical_key(key)
-    if name in SECRETS:
+    if name in secrets.FLAGS:
         raise ConfigurationError(
             f"{where} sets '{key}': the engine shows its keys in its log, its process list and /server_info. "
             "Leave it out; put a proxy that asks for a key in front of the loopback address."

@@ -1,28 +1,27 @@
 """A host of the chaos suite's own: one state folder, one port, three cheap configurations of the simulated engine.
 
-The host's verbs are called in this process and the services are real processes under supervisor, so a round costs
-engine starts and no Ansible. What the playbooks do between the verbs is in `controller.py`.
+The services are real processes under supervisor. What sweeps it is in chaos_controller.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import random
 import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import chaos_strikes
 import msgspec
+from chaos_faults import LADDER
 
 from benchmark.campaign.record import Point
 from benchmark.campaign.store import Campaign
 from benchmark.host import processes
-from benchmark.host.managers import manager_for
-from benchmark.host.services import GUARD_UNIT, JOB_UNIT, Manager, engine_unit
+from benchmark.host.services import GUARD_UNIT, JOB_UNIT, engine_unit
 from benchmark.host.settings import Settings
-from benchmark.simulator.ledger import Ledger
 
 ROOT = Path(__file__).parents[2]
 CLOCK = Path(__file__).parent / "clock"
@@ -34,7 +33,6 @@ CATALOGUE: dict[str, dict[str, Any]] = {
     "ep2": {"tp_size": 2, "ep_size": 2},
     "small_chunk": {"tp_size": 2, "chunked_prefill_size": 2048},
 }
-LADDER = [1, 2]
 WORKLOAD = {
     "name": "short",
     "prompt_tokens": 32,
@@ -46,8 +44,8 @@ WORKLOAD = {
     "ramp_turnover": 0.25,
 }
 
-PointKey = tuple[str, str, str, int, int]
-"""Where (host or controller), configuration, key of the record, concurrency, repeat."""
+PointKey = tuple[str, str, int, int]
+"""Configuration, key of the record, concurrency, repeat."""
 
 
 @dataclass
@@ -83,16 +81,12 @@ class Site:
         )
 
     @property
-    def manager(self) -> Manager:
-        return manager_for(self.settings)
-
-    @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.state / "simulated-gpu")
-
-    @property
     def campaign(self) -> Campaign:
         return Campaign(self.folder / "campaigns", CAMPAIGN)
+
+    @staticmethod
+    def names(seed: int) -> list[str]:
+        return random.Random(f"{seed} names").sample(sorted(CATALOGUE), 2)
 
     def _simulated(self, fault: str) -> dict[str, str]:
         return {
@@ -166,16 +160,12 @@ class Site:
 
     def finished(self) -> dict[PointKey, tuple[Point, str]]:
         """Every valid point that the controller has, with the digest of its requests."""
-        found = {}
-        for record in self.campaign.all_records(skip_broken=True):
-            folder = self.campaign.folder_of(record)
-            for point in record.points:
-                if point.valid and point.raw and (folder / point.raw).exists():
-                    key = ("controller", record.configuration.name, record.folder_name, point.concurrency, point.repeat)
-                    found[key] = point, hashlib.sha256((folder / point.raw).read_bytes()).hexdigest()
-        return found
+        return points_of(self.campaign)
 
-    def points(self, name: str, number: int) -> int:
+    def missing(self, seed: int) -> list[str]:
+        return [name for name in self.names(seed) if self._points(name, seed) < len(self.ladder(name))]
+
+    def _points(self, name: str, number: int) -> int:
         """How many points the controller has of a configuration in a round, with their requests."""
         return sum(
             (self.campaign.folder_of(record) / point.raw).exists()
@@ -185,15 +175,29 @@ class Site:
             if point.raw
         )
 
+    def strike(self, verb: str, *words: Any) -> Any:
+        return chaos_strikes.VERBS[verb](self.settings, *words)
+
     def running(self) -> list[str]:
-        """What runs here that belongs to a sweep: engines, their children, load generator."""
-        left = [str(p) for found in processes.marked(self.state).values() for p in found]
-        left += [f"GPU {h.gpu}: {h.bytes} bytes of {h.name} ({h.pid})" for h in self.ledger.holders()]
-        holders = processes.port_holders(self.port)
-        return left + [f"port {self.port}: {holder}" for holder in holders or []]
+        return self.strike("running")
+
+    def held(self) -> bool:
+        return self.strike("held")
+
+    def spoil_kept(self, how: str, seed: int) -> str | None:
+        return chaos_strikes.spoil_newest(self.folder / "campaigns", "**/record.json", how, seed)
 
     def set_clock(self, offset_seconds: float) -> None:
         self.clock.write_text(str(offset_seconds))
 
-    def own_environment(self) -> dict[str, str]:
-        return {**os.environ, **self._simulated("")}
+
+def points_of(campaign: Campaign) -> dict[PointKey, tuple[Point, str]]:
+    """Every valid point of a campaign on this machine, with the digest of its requests."""
+    found = {}
+    for record in campaign.all_records(skip_broken=True):
+        folder = campaign.folder_of(record)
+        for point in record.points:
+            if point.valid and point.raw and (folder / point.raw).exists():
+                key = (record.configuration.name, record.folder_name, point.concurrency, point.repeat)
+                found[key] = point, hashlib.sha256((folder / point.raw).read_bytes()).hexdigest()
+    return found
