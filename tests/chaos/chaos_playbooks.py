@@ -150,12 +150,12 @@ class Playbooks:
         return {("controller", *key): point for key, point in points_of(self.campaign).items()} | on_host
 
     def missing(self, seed: int) -> list[str]:
-        """A configuration is whole when its record says so, and each of its points is on both sides."""
+        """A configuration is whole when its record says so, and host and controller have the same valid points of it."""
         whole = {record.configuration.name for record in self.campaign.all_records() if _is_whole(record)}
         here = {(name, key, rung) for name, key, rung, _ in points_of(self.campaign)}
         there = {(name, key, int(rung)) for name, key, rung, _ in (key.split("/") for key in self.strike("finished"))}
-        alike = {name for name, *_ in here} - {name for name, *_ in here ^ there}
-        return [name for name in self.names(seed) if name not in whole & alike]
+        unlike = {name for name, *_ in here ^ there}
+        return [name for name in self.names(seed) if name not in whole - unlike]
 
     def running(self) -> list[str]:
         return self.strike("running")
