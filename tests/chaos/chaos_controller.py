@@ -23,9 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from chaos_faults import KINDS, Fault
+from chaos_faults import FAKETIME, KINDS, Fault
 from chaos_round import PATIENCE_SECONDS
-from chaos_site import CLOCK, GPUS, HOST, WORKLOAD, Site
+from chaos_site import CLOCK, GPUS, HOST, LIBFAKETIME, WORKLOAD, Site
 
 from benchmark.campaign import __main__ as controller_verbs
 from benchmark.host import holding, jobs, records, watch
@@ -177,7 +177,7 @@ def _full_disk(full: bool):
 class InProcess(Site):
     """A site that is swept by a process of the suite's own."""
 
-    kinds = KINDS
+    kinds = (*KINDS, FAKETIME) if LIBFAKETIME else KINDS
     gpus = GPUS
     patience_seconds = PATIENCE_SECONDS
     usual_seconds = 0.0
@@ -189,7 +189,7 @@ class InProcess(Site):
     def prepare(self, seed: int, fault: Fault | None) -> None:
         self.limits = fault.limits if fault else {}
         if fault:
-            self.victim = fault.victim
+            self.victim, self.fake_time = fault.victim, fault.kind == FAKETIME
         # A clock that jumped stays where it is until the next round.
         if fault or not self.clock.exists():
             self.set_clock(0)

@@ -26,6 +26,7 @@ ENGINE_FAULTS = {
 KILLS = ("kill -9 engine", "kill -9 scheduler", "kill -9 load generator", "kill -9 controller")
 DISKS = ("disk full on the host", "disk full on the controller")
 OTHERS = ("memory held by others", "clock jump", "corrupt state", "corrupt record", "corrupt record, controller")
+FAKETIME = "clock jump, libfaketime"
 KINDS = (*KILLS, *ENGINE_FAULTS, *DISKS, *OTHERS)
 REBOOT = "reboot"
 PLAYBOOK_KINDS = (
@@ -105,7 +106,7 @@ def draw(seed: int, kind: str, names: Sequence[str], gpus: int) -> Fault:
         gpu, size = chance.randrange(gpus), chance.choice([4, 40, 80])
         fault.detail, fault.lasts_seconds = f"GPU {gpu}: {size} GiB", HELD_SECONDS
         fault.strike = lambda site, controller: site.strike("hold_memory", gpu, size, HELD_SECONDS)
-    elif kind == "clock jump":
+    elif kind in ("clock jump", FAKETIME):
         offset = chance.choice([-86400, -3600, -60, 60, 3600, 86400])
         fault.detail = f"{offset:+d} s"
         fault.strike = lambda site, controller: site.set_clock(offset) or fault.detail

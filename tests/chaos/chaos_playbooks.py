@@ -150,7 +150,7 @@ class Playbooks:
         return {("controller", *key): point for key, point in points_of(self.campaign).items()} | on_host
 
     def missing(self, seed: int) -> list[str]:
-        """A configuration is whole when its record says so, and host and controller have the same valid points of it."""
+        """A configuration is whole when its record says so, and host and controller have the same points of it."""
         whole = {record.configuration.name for record in self.campaign.all_records() if _is_whole(record)}
         here = {(name, key, rung) for name, key, rung, _ in points_of(self.campaign)}
         there = {(name, key, int(rung)) for name, key, rung, _ in (key.split("/") for key in self.strike("finished"))}

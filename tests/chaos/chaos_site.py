@@ -25,6 +25,8 @@ from benchmark.host.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 CLOCK = Path(__file__).parent / "clock"
+LIBFAKETIME = next(Path("/usr/lib").glob("**/faketime/libfaketime.so.1"), None)
+"""Debian's package libfaketime, where this machine has it."""
 HOST, CAMPAIGN = "here", "chaos"
 MODEL = ROOT / "tests/captures/models/mini-moe"
 GPUS = 2
@@ -56,6 +58,8 @@ class Site:
     port: int
     limits: dict[str, float] = field(default_factory=dict)
     victim: str = ""
+    fake_time: bool = False
+    """Whether libfaketime sets the services' clock, and not the hook in Python."""
 
     @property
     def state(self) -> Path:
@@ -129,6 +133,14 @@ class Site:
             "SHARDSWEEP_CHAOS_CLOCK": str(self.clock),
             "PYTHONPATH": f"{CLOCK}:{ROOT}",
         }
+        if self.fake_time:
+            told |= {
+                "LD_PRELOAD": str(LIBFAKETIME),
+                "FAKETIME_TIMESTAMP_FILE": str(self.clock),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                "NO_FAKE_STAT": "1",
+            }
         exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in told.items())
         script.write_text(f"{exports}exec {shlex.join(command)}\n")
         (self.state / "units" / f"{unit}.conf").write_text(
@@ -188,7 +200,7 @@ class Site:
         return chaos_strikes.spoil_newest(self.folder / "campaigns", "**/record.json", how, seed)
 
     def set_clock(self, offset_seconds: float) -> None:
-        self.clock.write_text(str(offset_seconds))
+        self.clock.write_text(f"{offset_seconds:+g}")
 
 
 def points_of(campaign: Campaign) -> dict[PointKey, tuple[Point, str]]:

@@ -153,7 +153,8 @@ def finished(settings: Settings) -> dict[str, str]:
             continue
         for point in points:
             raw = path.parent / str(point.get("raw"))
-            if point.get("valid") and raw.is_file():
+            valid = all(flag.get("severity") != "invalid" for flag in point.get("flags", []))
+            if valid and raw.is_file():
                 key = f"{path.parent.parent.name}/{path.parent.name}/{point['concurrency']}/{point['repeat']}"
                 found[key] = hashlib.sha256(json.dumps(point, sort_keys=True).encode() + raw.read_bytes()).hexdigest()
     return found

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from chaos_controller import InProcess
-from chaos_faults import HOST_KINDS, KINDS
+from chaos_faults import FAKETIME, HOST_KINDS, KINDS
 from chaos_playbooks import Playbooks
 from chaos_round import Site, play
 
-ALL_KINDS = tuple(dict.fromkeys([*KINDS, *HOST_KINDS]))
+ALL_KINDS = tuple(dict.fromkeys([*KINDS, FAKETIME, *HOST_KINDS]))
 
 
 def main(arguments: list[str] | None = None) -> int:
