@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ..engine import model_files
-from . import engine_http, gpus, holding, jobs, lease, processes, promotion, records, watch
+from . import engine_http, forms, gpus, holding, jobs, lease, processes, promotion, records, watch
 from .managers import manager_for
 from .rollback import restore
 from .services import configuration_of
@@ -65,7 +65,7 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         )
     devices = gpus.gpus(settings)
     holders = processes.port_holders(settings.port)
-    last_switch = read_json(settings.state / "switch.json", {})
+    last_switch = read_json(settings.state / "switch.json", {}, forms.Switch)
     return {
         "manager": settings.manager,
         "engine": settings.engine,
@@ -84,9 +84,7 @@ def _allreduces(settings: Settings) -> list[dict[str, Any]]:
     """What the last communication check measured, for the plan; empty without one."""
     from .preflight import HOST_FILE
 
-    known = read_json(settings.state / HOST_FILE, {})
-    checked = known.get("communication") if isinstance(known, dict) else None
-    return checked.get("allreduce") or [] if isinstance(checked, dict) else []
+    return read_json(settings.state / HOST_FILE, {}, forms.Host).get("communication", {}).get("allreduce") or []
 
 
 def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import lifecycle
-from . import clock, engine_http, kept, lease, patience, processes
+from . import clock, engine_http, forms, kept, lease, patience, processes
 from .managers import manager_for
 from .services import JOB_UNIT, Manager, ServiceState, configuration_of, engine_unit
 from .settings import Settings, locked, read_json, write_json
@@ -61,7 +61,7 @@ def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline
 def running(settings: Settings) -> dict[str, Any]:
     """{unit: {"fingerprint", "started_at", "configuration"}} of the last start of each of our engines."""
     known = read_json(settings.state / _RUNNING, {})
-    return {unit: start for unit, start in known.items() if isinstance(start, dict)}
+    return {unit: start for unit, start in known.items() if forms.has(start, forms.Start)}
 
 
 def serving_units(settings: Settings, manager: Manager, yields: list[str]) -> list[str]:
@@ -74,7 +74,7 @@ def serving_units(settings: Settings, manager: Manager, yields: list[str]) -> li
 def _begin(
     settings: Settings, manager: Manager, name: str | None, fingerprint: str, token: str, yields: list[str]
 ) -> dict[str, Any]:
-    state = read_json(settings.state / _SWITCH, {})
+    state = read_json(settings.state / _SWITCH, {}, forms.Switch)
     # What was under way before the host was booted is under way no more.
     if (state.get("token"), state.get("configuration"), state.get("boot")) == (token, name, clock.boot()):
         return state

@@ -154,14 +154,14 @@ def lingering(site: Site) -> list[str]:
     return left
 
 
-def sweep_when_free(site: Site, seed: int, said: list[str]) -> int | None:
+def sweep_when_free(site: Site, seed: int, said: list[str], fault: Fault | None = None) -> int | None:
     """The next sweep, as soon as the host lets it in; its exit status."""
     deadline = time.monotonic() + site.patience_seconds
     while site.held():
         if time.monotonic() > deadline:
             raise LostError("the host takes a sweep that is over for alive")
         time.sleep(0.5)
-    return follow(site, seed, None, said)
+    return follow(site, seed, fault, said)
 
 
 def follow(site: Site, seed: int, fault: Fault | None, said: list[str]) -> int | None:
