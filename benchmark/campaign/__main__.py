@@ -106,7 +106,18 @@ def _next(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
         due = not found.turns or campaign.report_age() > _REPORT_SECONDS
         told = _told(campaign, options.host, page=due)
     coming = [_brief(turn) for turn in found.turns]
-    return told | {"turn": turn, "coming": coming, "minutes": found.minutes_left}
+    lacking = _lacking(campaign, records, options.host)
+    return told | {"turn": turn, "coming": coming, "minutes": found.minutes_left, "lacking": lacking}
+
+
+def _lacking(campaign: Campaign, records: Sequence[rec.Record], host: str) -> list[str]:
+    """CONFIGURATION/KEY/FILE of requests that are not here: a controller that was killed had not fetched them yet."""
+    wanted = [
+        (record, point.raw) for record in records if record.host.name == host for point in record.points if point.raw
+    ]
+    folder = campaign.folder / host
+    missing = [campaign.folder_of(record) / raw for record, raw in wanted if "/" not in raw and raw[0] != "."]
+    return [str(path.relative_to(folder)) for path in missing if not path.exists()]
 
 
 def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:

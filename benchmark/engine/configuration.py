@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from . import secrets
 from .flags import canonical_key
 from .layout import Layout
 from .nccl import normalise_environment
-from .secrets import secret_variable
 from .verdict import Verdict
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -36,8 +36,6 @@ RESERVED = {
 
 PLACES = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CUDA_HOME", "HOME")
 """Variables that say where things lie. What lies there is told by the engine's release and packages."""
-
-SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 
 class ConfigurationError(ValueError):
@@ -96,7 +94,7 @@ def refuse_secrets(where: str, environment: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: a variable of it holds a secret; the text names it, and not its value.
     """
-    if name := secret_variable(environment):
+    if name := secrets.secret_variable(environment):
         raise ConfigurationError(
             f"{where} sets the variable '{name}', which holds a key, a token or a password: an engine's environment "
             "stands in its unit, its record and the report. Leave it out; a model that needs a token is fetched "
@@ -106,7 +104,7 @@ def refuse_secrets(where: str, environment: Mapping[str, Any]) -> None:
 
 def _refuse_foreign(where: str, key: str) -> None:
     name = canonical_key(key)
-    if name in SECRETS:
+    if name in secrets.FLAGS:
         raise ConfigurationError(
             f"{where} sets '{key}': the engine shows its keys in its log, its process list and /server_info. "
             "Leave it out; put a proxy that asks for a key in front of the loopback address."

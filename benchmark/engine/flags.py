@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from . import secrets
+
 KINDS = ("switch", "int", "float", "str", "list", "json")
 
 
@@ -172,6 +174,21 @@ def flag_arguments(key: str, value: Any, release: str) -> list[str]:
     return [flag, _scalar(flag, value, spec)]
 
 
+def _refuse_secret(name: str, key: str, value: Any) -> None:
+    if value is None:
+        return
+    if name in secrets.FLAGS or secrets.has_credentials(value):
+        what = "holds a secret" if name in secrets.FLAGS else "is given a URL with a password"
+        raise FlagError(
+            f"{flag_name(key)} {what}: a command line stands in the unit, the process list, the engine's log and "
+            "/server_info. Leave it out; put a proxy that asks for a key in front of the loopback address."
+        )
+    if name == "config":
+        raise FlagError(
+            f"{flag_name(key)} reads further flags from a file, which no record holds. Write them in a configuration."
+        )
+
+
 def launch_lines(engine: Mapping[str, Any], release: str, own: Mapping[str, Any] | None = None) -> list[list[str]]:
     """A configuration's command line, one flag with its values an entry.
 
@@ -181,7 +198,7 @@ def launch_lines(engine: Mapping[str, Any], release: str, own: Mapping[str, Any]
             settings that a configuration's own replace.
 
     Raises:
-        FlagError: as flag_arguments; or two spellings of one flag are both set.
+        FlagError: as flag_arguments; two spellings of one flag are both set; or one holds a secret.
     """
     own = dict(own or {})
     further = dict(own.pop("further", None) or {})
@@ -191,6 +208,7 @@ def launch_lines(engine: Mapping[str, Any], release: str, own: Mapping[str, Any]
     lines: list[list[str]] = []
     for key, value in [*own.items(), *engine.items(), *further.items()]:
         name = canonical_key(key)
+        _refuse_secret(name, key, value)
         if name in seen:
             raise FlagError(f"{flag_name(seen[name])} and {flag_name(key)} are one flag; set only one of them.")
         seen[name] = key

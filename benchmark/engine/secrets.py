@@ -13,15 +13,23 @@ _NAME = re.compile(
 )
 _CREDENTIALS = re.compile(r"\w+://[^/@\s]+@")
 
+FLAGS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+"""Flags of the engine that hold a secret, which it shows in its log, its process list and /server_info."""
+
 
 def is_secret(name: str) -> bool:
     """Whether a flag or variable of this name may hold a secret: a key, a password, an access token."""
     return bool(_NAME.search(name))
 
 
+def has_credentials(value: Any) -> bool:
+    """Whether there is a URL with a user or a password in it."""
+    return bool(_CREDENTIALS.search(str(value)))
+
+
 def secret_variable(environment: Mapping[str, Any]) -> str | None:
     """The first variable that holds a secret, by its name or as a URL with a password; None where none does."""
     return next(
-        (str(name) for name, value in environment.items() if is_secret(str(name)) or _CREDENTIALS.search(str(value))),
+        (str(name) for name, value in environment.items() if is_secret(str(name)) or has_credentials(value)),
         None,
     )

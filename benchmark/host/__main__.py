@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from . import lease
+from . import forms, lease
 from .managers import manager_for
 from .settings import HostError, Settings, read_json, read_settings
 
@@ -68,7 +68,7 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         )
     devices = gpus.gpus(settings)
     holders = processes.port_holders(settings.port)
-    last_switch = read_json(settings.state / "switch.json", {})
+    last_switch = read_json(settings.state / "switch.json", {}, forms.Switch)
     return {
         "manager": settings.manager,
         "engine": settings.engine,
@@ -87,9 +87,7 @@ def _allreduces(settings: Settings) -> list[dict[str, Any]]:
     """What the last communication check measured, for the plan; empty without one."""
     from .preflight import HOST_FILE
 
-    known = read_json(settings.state / HOST_FILE, {})
-    checked = known.get("communication") if isinstance(known, dict) else None
-    return checked.get("allreduce") or [] if isinstance(checked, dict) else []
+    return read_json(settings.state / HOST_FILE, {}, forms.Host).get("communication", {}).get("allreduce") or []
 
 
 def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:

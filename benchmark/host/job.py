@@ -13,7 +13,7 @@ from ..load.observe.telemetry import Telemetry
 from ..load.target import Target, TargetError, detect
 from ..load.warmup import warm_up
 from ..load.workload import Workload, WorkloadError
-from . import engine_http, jobs, records
+from . import engine_http, forms, jobs, records
 from .managers import manager_for
 from .services import engine_unit
 from .serving import running
@@ -86,7 +86,7 @@ async def _warm_up(
         What each rung will cost, as far as the warm-up tells.
     """
     start = running(settings).get(engine_unit(spec["configuration"]), {}).get("started_at")
-    done = read_json(settings.state / _WARMED, {})
+    done = read_json(settings.state / _WARMED, {}, forms.Warmed)
     workloads = done.get("workloads", {}) if done.get("started_at") == start else {}
     name = further.Further(workload, 1).twin
     rungs = spec.get("ladder") or [1, int(spec["concurrency"])]

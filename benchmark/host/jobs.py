@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from ..campaign import record as rec
-from . import clock, lease, records, watch
+from . import clock, forms, lease, records, watch
 from .managers import manager_for
 from .services import JOB_UNIT, Manager
 from .settings import HostError, Settings, read_json, write_json
@@ -81,7 +81,7 @@ def _given_up(manager: Manager, spec: dict[str, Any], why: str) -> dict[str, Any
 
 def current(settings: Settings) -> dict[str, Any] | None:
     """The point under way or last measured."""
-    return read_json(settings.state / _CURRENT)
+    return read_json(settings.state / _CURRENT, form=forms.Job)
 
 
 def report(settings: Settings, job_id: str, phase: str, failure: str | None = None) -> None:
@@ -99,7 +99,7 @@ def _mine(settings: Settings, spec: dict[str, Any]) -> bool:
 
 def _result(settings: Settings) -> dict[str, Any] | None:
     """How the point under way ended, if it has."""
-    result = read_json(settings.state / _RESULT, {})
+    result = read_json(settings.state / _RESULT, {}, forms.Result)
     known = current(settings) or {}
     told = result.get("id") == known.get("id") and result.get("phase") in ("done", "failed")
     return result if told else None

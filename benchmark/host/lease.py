@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from . import clock
+from . import clock, forms
 from .settings import Settings, locked, read_json, write_json
 
 _LEASE, _COPY, _LOCK = "lease.json", "lease-copy.json", "lease"
@@ -62,6 +62,4 @@ def _renewed(lease: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(settings: Settings, name: str) -> dict[str, Any] | None:
-    held = read_json(settings.state / name)
-    kinds = {"token": str, "owner": str, "after": str, "previous": list}
-    return held if held and all(isinstance(held.get(key), kind) for key, kind in kinds.items()) else None
+    return read_json(settings.state / name, form=forms.Lease)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from . import kept
+from . import forms, kept
 from .managers import manager_for
 from .services import configuration_of, engine_unit
 from .serving import running, serving_units
@@ -17,7 +17,7 @@ _WHY = "promotion"
 
 def promoted(settings: Settings) -> dict[str, Any]:
     """{"now": {"configuration", "fingerprint", "at"} or None, "before": {"units", "fingerprints", "at"} or None}."""
-    return read_json(settings.state / _PROMOTED, {"now": None, "before": None})
+    return read_json(settings.state / _PROMOTED, {"now": None, "before": None}, forms.Promoted)
 
 
 def since(settings: Settings, name: str) -> str | None:

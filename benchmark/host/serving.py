@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import processes
+from . import forms, processes
 from .services import Manager, configuration_of
 from .settings import Settings, read_json, write_json
 
@@ -14,7 +14,7 @@ _RUNNING = "running.json"
 def running(settings: Settings) -> dict[str, Any]:
     """{unit: {"fingerprint", "started_at", "configuration"}} of the last start of each of our engines."""
     known = read_json(settings.state / _RUNNING, {})
-    return {unit: start for unit, start in known.items() if isinstance(start, dict)}
+    return {unit: start for unit, start in known.items() if forms.has(start, forms.Start)}
 
 
 def note_start(settings: Settings, unit: str, start: dict[str, Any]) -> None:

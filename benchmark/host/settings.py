@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from . import forms
+
 
 class HostError(Exception):
     """Something on this host stops a verb; the text says what, where and what to do next."""
@@ -90,13 +92,13 @@ def _flush_names(folder: Path) -> None:
         os.close(handle)
 
 
-def read_json(path: Path, default: Any = None) -> Any:
-    """A JSON object from a file; the default where it is absent or is none (state can always be rebuilt)."""
+def read_json(path: Path, default: Any = None, form: type = dict) -> Any:
+    """A JSON object of a form from a file; the default where it is absent or is none (state can always be rebuilt)."""
     try:
         content = msgspec.json.decode(path.read_bytes())
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, RecursionError):
         return default
-    return content if isinstance(content, dict) else default
+    return content if isinstance(content, dict) and forms.has(content, form) else default
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import lifecycle
-from . import clock, engine_http, kept, lease, patience
+from . import clock, engine_http, forms, kept, lease, patience
 from .managers import manager_for
 from .services import JOB_UNIT, Manager, ServiceState, engine_unit
 from .serving import note_start, running, serving_units
@@ -62,7 +62,7 @@ def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline
 def _begin(
     settings: Settings, manager: Manager, name: str | None, fingerprint: str, token: str, yields: list[str]
 ) -> dict[str, Any]:
-    state = read_json(settings.state / _SWITCH, {})
+    state = read_json(settings.state / _SWITCH, {}, forms.Switch)
     # What was under way before the host was booted is under way no more.
     if (state.get("token"), state.get("configuration"), state.get("boot")) == (token, name, clock.boot()):
         return state

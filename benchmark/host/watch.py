@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import clock, engine_http, gpus, patience
+from . import clock, engine_http, forms, gpus, patience
 from .services import Manager, engine_unit
 from .settings import Settings, read_json, write_json
 
@@ -29,7 +29,7 @@ def ended(manager: Manager, configuration: str) -> str | None:
 
 def silent(settings: Settings, manager: Manager, job: dict[str, Any], progress: dict[str, Any]) -> str | None:
     """Why this point is waited for no longer, though the engine's process is there; None while it moves."""
-    state = read_json(settings.state / _WATCH, {})
+    state = read_json(settings.state / _WATCH, {}, forms.Watch)
     seen = [progress.get(key) for key in ("phase", "completed", "failed")]
     brings = bool(progress.get("output_tokens_per_second"))
     if state.get("job") != job.get("id") or state.get("seen") != seen or brings:
@@ -59,7 +59,7 @@ def silent(settings: Settings, manager: Manager, job: dict[str, Any], progress: 
 
 def failure(settings: Settings, configuration: str) -> dict[str, Any] | None:
     """The failure that `silent` found last, if it was of this configuration."""
-    state = read_json(settings.state / _WATCH, {})
+    state = read_json(settings.state / _WATCH, {}, forms.Watch)
     if state.get("configuration") != configuration or not isinstance(state.get("why"), str):
         return None
     return {

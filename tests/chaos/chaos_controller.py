@@ -1,6 +1,7 @@
 """A sweep as the playbooks run it, verb after verb, in one process that may be killed at any moment.
 
-playbooks/sweep.yml and tasks/{take,turn,measure,after}.yml say the same in Ansible, which costs half a minute a sweep.
+playbooks/sweep.yml and tasks/{take,turn,measure,after}.yml say the same in Ansible, which costs half a minute a sweep;
+chaos_playbooks.py breaks those.
 """
 
 from __future__ import annotations
@@ -8,19 +9,28 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import multiprocessing
+import os
 import resource
 import shutil
+import signal
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from chaos_site import HOST, WORKLOAD, Site
+from chaos_faults import FAKETIME, KINDS, Fault
+from chaos_round import PATIENCE_SECONDS
+from chaos_site import CLOCK, GPUS, HOST, LIBFAKETIME, WORKLOAD, Site
 
 from benchmark.campaign import __main__ as controller_verbs
 from benchmark.host import holding, jobs, records, watch
+from benchmark.host.managers import manager_for
+from benchmark.host.services import GUARD_UNIT, JOB_UNIT
 from benchmark.host.settings import HostError
 from benchmark.host.switch import death, switch
 
@@ -162,3 +172,107 @@ def _full_disk(full: bool):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+class InProcess(Site):
+    """A site that is swept by a process of the suite's own."""
+
+    kinds = (*KINDS, FAKETIME) if LIBFAKETIME else KINDS
+    gpus = GPUS
+    patience_seconds = PATIENCE_SECONDS
+    usual_seconds = 0.0
+
+    def open(self) -> None:
+        self.state.mkdir(parents=True, exist_ok=True)
+        self.prepare(0, None)
+
+    def prepare(self, seed: int, fault: Fault | None) -> None:
+        self.limits = fault.limits if fault else {}
+        if fault:
+            self.victim, self.fake_time = fault.victim, fault.kind == FAKETIME
+        # A clock that jumped stays where it is until the next round.
+        if fault or not self.clock.exists():
+            self.set_clock(0)
+        self.render(fault.engine if fault else {})
+
+    def sweep(self, seed: int, fault: Fault | None) -> Forked:
+        return Forked(self, seed, fault.full_disk_at if fault else "")
+
+    def told(self, seed: int, status: int | None, said: list[str]) -> str:
+        bad = [line for line in said if line.startswith(("failed", "no-record", "refused")) or "failed" in line]
+        return bad[0] if status == 0 and bad else ""
+
+    def repair(self, fault: Fault) -> None:
+        fault.wait_until_over()
+        self.strike("repair")
+
+    def end_controller(self, pid: int, kind: str, whole: bool) -> str | None:
+        os.kill(pid, signal.SIGKILL)
+        return f"killed {pid}"
+
+    def fill_controllers_disk(self, pid: int, seconds: float) -> str | None:
+        # The controller has one at its moment (`full_disk_at`).
+        return None
+
+    def end(self) -> None:
+        self.limits, token = {}, f"end-{time.time()}"
+        settings, manager = self.settings, manager_for(self.settings)
+        self.strike("repair")
+        (self.state / "lease.json").unlink(missing_ok=True)
+        (self.state / "lease-copy.json").unlink(missing_ok=True)
+        try:
+            while switch(settings, None, "", token, yields=[])["phase"] == "stopping":
+                pass
+        finally:
+            for unit in (JOB_UNIT, GUARD_UNIT):
+                manager.stop(unit)
+            deadline = time.monotonic() + 8
+            while any(manager.state(u).running for u in manager.units()) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            manager.release()
+
+
+class Forked:
+    """A sweep in a process of its own, in a session of its own: what kills it does not reach the suite."""
+
+    def __init__(self, site: Site, seed: int, full_disk_at: str) -> None:
+        context = multiprocessing.get_context("fork")
+        self._reading, writing = context.Pipe(duplex=False)
+        self._process = context.Process(target=_controller, args=(site, seed, writing, full_disk_at))
+        self._process.start()
+        writing.close()
+        self.pid = self._process.pid
+
+    def hear(self, seconds: float) -> str | None:
+        try:
+            return self._reading.recv() if self._reading.poll(seconds) else None
+        except EOFError:
+            time.sleep(seconds)
+            return None
+
+    @property
+    def over(self) -> bool:
+        return not self._process.is_alive()
+
+    def status(self) -> int | None:
+        self._process.join(PATIENCE_SECONDS)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _controller(site: Site, seed: int, writing: Connection, full_disk_at: str) -> None:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ["SHARDSWEEP_CHAOS_CLOCK"] = str(site.clock)
+    exec(compile((CLOCK / "sitecustomize.py").read_text(), "clock", "exec"), {"__name__": "clock"})
+    status = 3
+    try:
+        status = sweep(site, seed, site.names(seed), writing.send, full_disk_at=full_disk_at)
+    except BaseException:
+        writing.send("broke " + traceback.format_exc(limit=-4).replace("\n", " | "))
+    finally:
+        writing.close()
+        os._exit(status)

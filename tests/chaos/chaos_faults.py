@@ -1,22 +1,17 @@
-"""What goes wrong, and when: each fault is drawn from a seed, and acts when the sweep reaches its moment."""
+"""What goes wrong, and when: each fault is drawn from a seed, and strikes when the sweep reaches its moment."""
 
 from __future__ import annotations
 
-import os
 import random
-import resource
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from chaos_site import CATALOGUE, GPUS, LADDER, ROOT, Site
+if TYPE_CHECKING:
+    from chaos_round import Site
 
-from benchmark.host.services import JOB_UNIT, engine_unit
-
+LADDER = [1, 2]
 ENGINE_FAULTS = {
     "slow load": "slow_load:2",
     "hang while loading": "hang_load",
@@ -31,35 +26,60 @@ ENGINE_FAULTS = {
 KILLS = ("kill -9 engine", "kill -9 scheduler", "kill -9 load generator", "kill -9 controller")
 DISKS = ("disk full on the host", "disk full on the controller")
 OTHERS = ("memory held by others", "clock jump", "corrupt state", "corrupt record", "corrupt record, controller")
+FAKETIME = "clock jump, libfaketime"
 KINDS = (*KILLS, *ENGINE_FAULTS, *DISKS, *OTHERS)
+REBOOT = "reboot"
+PLAYBOOK_KINDS = (
+    "kill -9 engine", "kill -9 controller", "connection lost for long", "disk full on the host", "kill -9 scheduler",
+    "connection lost for a while", "memory held by others", "kill -9 load generator", "Ctrl-C",
+    "disk full on the controller", "corrupt record", "corrupt state", "corrupt record, controller",
+)  # fmt: skip
+"""What the real playbooks are struck with: what happens between an engine and its host, the other suite has."""
+HOST_KINDS = (*PLAYBOOK_KINDS[:3], REBOOT, *PLAYBOOK_KINDS[3:])
+"""And a host with a systemd of its own."""
 
 STATE_FILES = (
     "lease.json", "lease-copy.json", "switch.json", "running.json", "job.json", "job-result.json", "job-progress.json",
     "warmed.json", "restore.json", "host.json",
 )  # fmt: skip
 RUBBISH = ("empty", "half", "null", "list", "other", "noise")
+HELD_SECONDS = 6.0
+CUT_SECONDS = {"connection lost for a while": 4.0, "connection lost for long": 25.0}
+"""Within and beyond what a sweep of the suite waits for a connection."""
 
 
 @dataclass
 class Fault:
-    """One fault of one round. `moment` is a line that the controller tells, `delay_seconds` counts from it."""
+    """One fault of one round."""
 
     kind: str
     victim: str
+    """The configuration that it is about."""
     moment: str
+    """A line that the controller tells; `delay_seconds` counts from it."""
     delay_seconds: float
+    share: float = 0.0
+    """For a controller that tells no moments: how far through a sweep's usual time, 0 to 1."""
     detail: str = ""
-    act: Callable[[Site, int], str] = lambda site, controller: ""
-    """(site, pid of the controller) -> what was done, for the log."""
+    strike: Callable[[Site, int], str | None] | None = None
+    """(site, pid of the controller) -> what was done, for the log; None: what it is about is not there (yet)."""
     engine: dict[str, str] = field(default_factory=dict)
+    """Configuration -> what the simulated engine does wrong from its start on."""
     limits: dict[str, float] = field(default_factory=dict)
+    """The host's settings of this round."""
     full_disk_at: str = ""
+    lasts_seconds: float = 0.0
+    """So long after it struck it is over by itself."""
+    struck_at: float | None = None
     finished: dict[Any, Any] = field(default_factory=dict)
-    """Points that the controller had when it acted."""
-    holder: list[subprocess.Popen] = field(default_factory=list)
+    """The finished points when it struck."""
+
+    def wait_until_over(self) -> None:
+        if self.struck_at is not None:
+            time.sleep(max(0.0, self.struck_at + self.lasts_seconds - time.monotonic()))
 
 
-def draw(seed: int, kind: str, names: list[str]) -> Fault:
+def draw(seed: int, kind: str, names: Sequence[str], gpus: int) -> Fault:
     """The fault of a round: the same for the same seed."""
     chance = random.Random(f"{seed} {kind}")
     victim = chance.choice(names)
@@ -67,112 +87,49 @@ def draw(seed: int, kind: str, names: list[str]) -> Fault:
         ["taken", f"begun {victim}", f"ready {victim}"]
         + [f"{when} {victim} {rung}" for rung in LADDER for when in ("point", "kept")]
     )
-    fault = Fault(kind, victim, moment, round(chance.uniform(0, 0.8), 3))
+    share = random.Random(f"{seed} {kind} share").random()
+    fault = Fault(kind, victim, moment, round(chance.uniform(0, 0.8), 3), round(share, 3))
     if kind in ENGINE_FAULTS:
         fault.detail = ENGINE_FAULTS[kind].format(tokens=chance.randint(1, 2000), seconds=chance.choice([0, 1, 3]))
         fault.engine = {victim: fault.detail}
-        fault.limits = (
-            {"start_seconds": 12.0, "quiet_seconds": 8.0} if kind.startswith("hang") or kind == "lying health" else {}
-        )
+        if kind.startswith("hang") or kind == "lying health":
+            fault.limits = {"start_seconds": 12.0, "quiet_seconds": 8.0}
+    elif kind in ("kill -9 controller", "Ctrl-C"):
+        # The whole tree, as when its machine dies, or the one process alone.
+        whole = kind == "kill -9 controller" and chance.random() < 0.5
+        fault.detail = "with all that it started" if whole else ""
+        fault.strike = lambda site, controller: site.end_controller(controller, kind, whole)
     elif kind in KILLS:
-        _kill(fault, chance)
+        what, number = kind.removeprefix("kill -9 "), chance.randrange(gpus)
+        fault.strike = lambda site, controller: site.strike("kill", what, victim, number)
     elif kind == "memory held by others":
-        gpu, size = chance.randrange(GPUS), chance.choice([4, 40, 80])
-        fault.detail = f"GPU {gpu}: {size} GiB"
-        fault.act = lambda site, controller: _hold(fault, site, gpu, size)
-    elif kind == "clock jump":
+        gpu, size = chance.randrange(gpus), chance.choice([4, 40, 80])
+        fault.detail, fault.lasts_seconds = f"GPU {gpu}: {size} GiB", HELD_SECONDS
+        fault.strike = lambda site, controller: site.strike("hold_memory", gpu, size, HELD_SECONDS)
+    elif kind in ("clock jump", FAKETIME):
         offset = chance.choice([-86400, -3600, -60, 60, 3600, 86400])
         fault.detail = f"{offset:+d} s"
-        fault.act = lambda site, controller: site.set_clock(offset) or fault.detail
+        fault.strike = lambda site, controller: site.set_clock(offset) or fault.detail
+    elif kind in CUT_SECONDS:
+        fault.lasts_seconds = CUT_SECONDS[kind]
+        fault.strike = lambda site, controller: site.cut(fault.lasts_seconds)
+    elif kind == REBOOT:
+        fault.strike = lambda site, controller: site.reboot()
     elif kind == "disk full on the host":
         fault.moment = f"point {victim} {chance.choice(LADDER)}"
-        fault.act = lambda site, controller: _fill_disk(site)
+        fault.strike = lambda site, controller: site.strike("fill_disk")
     elif kind == "disk full on the controller":
-        fault.full_disk_at = "controller"
+        seconds = round(chance.uniform(1, 5), 1)
+        fault.full_disk_at, fault.lasts_seconds = "controller", seconds
+        fault.strike = lambda site, controller: site.fill_controllers_disk(controller, seconds)
     elif kind == "corrupt state":
         name, how = chance.choice(STATE_FILES), chance.choice(RUBBISH)
         fault.detail = f"{name} {how}"
-        fault.act = lambda site, controller: _spoil([site.state / name], how, chance)
+        fault.strike = lambda site, controller: site.strike("spoil", name, how, seed)
+    elif kind == "corrupt record":
+        how = fault.detail = chance.choice(RUBBISH)
+        fault.strike = lambda site, controller: site.strike("spoil", "records/**/record.json", how, seed)
     else:
-        how = chance.choice(RUBBISH)
-        where = "campaigns" if "controller" in kind else "state/records"
-        fault.detail = how
-        fault.act = lambda site, controller: _spoil_record(site, where, how, chance)
+        how = fault.detail = chance.choice(RUBBISH)
+        fault.strike = lambda site, controller: site.spoil_kept(how, seed)
     return fault
-
-
-def _kill(fault: Fault, chance: random.Random) -> None:
-    number = chance.randrange(GPUS)
-
-    def act(site: Site, controller: int) -> str:
-        if fault.kind.endswith("controller"):
-            pid: int | None = controller
-        elif fault.kind.endswith("load generator"):
-            pid = site.manager.state(JOB_UNIT).pid
-        else:
-            pid = site.manager.state(engine_unit(fault.victim)).pid
-            if pid and fault.kind.endswith("scheduler"):
-                pid = _scheduler(pid, number)
-        if not pid:
-            return "there was none"
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return "it was gone"
-        return f"killed {pid}"
-
-    fault.act = act
-
-
-def _scheduler(engine: int, number: int) -> int | None:
-    try:
-        children = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
-    except OSError:
-        return None
-    return int(children[min(number, len(children) - 1)]) if children else None
-
-
-def _hold(fault: Fault, site: Site, gpu: int, gib: int) -> str:
-    command = [sys.executable, "-m", "benchmark.simulator.hold", str(gpu), f"{gib}G", "6"]
-    fault.holder.append(subprocess.Popen(command, env=site.own_environment(), cwd=ROOT))
-    return f"held by {fault.holder[-1].pid}"
-
-
-def _fill_disk(site: Site) -> str:
-    pid = site.manager.state(JOB_UNIT).pid
-    if not pid:
-        return "there was none"
-    try:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
-    except ProcessLookupError:
-        return "it was gone"
-    return f"no byte more for {pid}"
-
-
-def _spoil_record(site: Site, where: str, how: str, chance: random.Random) -> str:
-    found = sorted((site.folder / where).glob("**/record.json"), key=lambda path: path.stat().st_mtime)
-    return _spoil(found[-1:], how, chance)
-
-
-def _spoil(paths: list[Path], how: str, chance: random.Random) -> str:
-    for path in paths:
-        if not path.exists():
-            return f"no {path.name}"
-        content = path.read_bytes()
-        path.write_bytes(
-            {
-                "empty": b"",
-                "half": content[: len(content) // 2],
-                "null": b"null",
-                "list": b"[]",
-                "other": b'{"token": 7, "points": "none"}',
-                "noise": chance.randbytes(200),
-            }[how]
-        )
-        return f"{path.name}: {how}"
-    return "there was none"
-
-
-def catalogue_names(seed: int) -> list[str]:
-    """The two configurations of a round."""
-    return random.Random(f"{seed} names").sample(sorted(CATALOGUE), 2)

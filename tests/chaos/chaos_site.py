@@ -1,31 +1,32 @@
 """A host of the chaos suite's own: one state folder, one port, three cheap configurations of the simulated engine.
 
-The host's verbs are called in this process and the services are real processes under supervisor, so a round costs
-engine starts and no Ansible. What the playbooks do between the verbs is in `controller.py`.
+The services are real processes under supervisor. What sweeps it is in chaos_controller.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import random
 import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import chaos_strikes
 import msgspec
+from chaos_faults import LADDER
 
 from benchmark.campaign.record import Point
 from benchmark.campaign.store import Campaign
 from benchmark.host import processes
-from benchmark.host.managers import manager_for
-from benchmark.host.services import GUARD_UNIT, JOB_UNIT, Manager, engine_unit
+from benchmark.host.services import GUARD_UNIT, JOB_UNIT, engine_unit
 from benchmark.host.settings import Settings
-from benchmark.simulator.ledger import Ledger
 
 ROOT = Path(__file__).parents[2]
 CLOCK = Path(__file__).parent / "clock"
+LIBFAKETIME = next(Path("/usr/lib").glob("**/faketime/libfaketime.so.1"), None)
+"""Debian's package libfaketime, where this machine has it."""
 HOST, CAMPAIGN = "here", "chaos"
 MODEL = ROOT / "tests/captures/models/mini-moe"
 GPUS = 2
@@ -34,7 +35,6 @@ CATALOGUE: dict[str, dict[str, Any]] = {
     "ep2": {"tp_size": 2, "ep_size": 2},
     "small_chunk": {"tp_size": 2, "chunked_prefill_size": 2048},
 }
-LADDER = [1, 2]
 WORKLOAD = {
     "name": "short",
     "prompt_tokens": 32,
@@ -46,8 +46,8 @@ WORKLOAD = {
     "ramp_turnover": 0.25,
 }
 
-PointKey = tuple[str, str, str, int, int]
-"""Where (host or controller), configuration, key of the record, concurrency, repeat."""
+PointKey = tuple[str, str, int, int]
+"""Configuration, key of the record, concurrency, repeat."""
 
 
 @dataclass
@@ -58,6 +58,8 @@ class Site:
     port: int
     limits: dict[str, float] = field(default_factory=dict)
     victim: str = ""
+    fake_time: bool = False
+    """Whether libfaketime sets the services' clock, and not the hook in Python."""
 
     @property
     def state(self) -> Path:
@@ -83,16 +85,12 @@ class Site:
         )
 
     @property
-    def manager(self) -> Manager:
-        return manager_for(self.settings)
-
-    @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.state / "simulated-gpu")
-
-    @property
     def campaign(self) -> Campaign:
         return Campaign(self.folder / "campaigns", CAMPAIGN)
+
+    @staticmethod
+    def names(seed: int) -> list[str]:
+        return random.Random(f"{seed} names").sample(sorted(CATALOGUE), 2)
 
     def _simulated(self, fault: str) -> dict[str, str]:
         return {
@@ -135,6 +133,14 @@ class Site:
             "SHARDSWEEP_CHAOS_CLOCK": str(self.clock),
             "PYTHONPATH": f"{CLOCK}:{ROOT}",
         }
+        if self.fake_time:
+            told |= {
+                "LD_PRELOAD": str(LIBFAKETIME),
+                "FAKETIME_TIMESTAMP_FILE": str(self.clock),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                "NO_FAKE_STAT": "1",
+            }
         exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in told.items())
         script.write_text(f"{exports}exec {shlex.join(command)}\n")
         (self.state / "units" / f"{unit}.conf").write_text(
@@ -166,16 +172,12 @@ class Site:
 
     def finished(self) -> dict[PointKey, tuple[Point, str]]:
         """Every valid point that the controller has, with the digest of its requests."""
-        found = {}
-        for record in self.campaign.all_records(skip_broken=True):
-            folder = self.campaign.folder_of(record)
-            for point in record.points:
-                if point.valid and point.raw and (folder / point.raw).exists():
-                    key = ("controller", record.configuration.name, record.folder_name, point.concurrency, point.repeat)
-                    found[key] = point, hashlib.sha256((folder / point.raw).read_bytes()).hexdigest()
-        return found
+        return points_of(self.campaign)
 
-    def points(self, name: str, number: int) -> int:
+    def missing(self, seed: int) -> list[str]:
+        return [name for name in self.names(seed) if self._points(name, seed) < len(self.ladder(name))]
+
+    def _points(self, name: str, number: int) -> int:
         """How many points the controller has of a configuration in a round, with their requests."""
         return sum(
             (self.campaign.folder_of(record) / point.raw).exists()
@@ -185,15 +187,29 @@ class Site:
             if point.raw
         )
 
+    def strike(self, verb: str, *words: Any) -> Any:
+        return chaos_strikes.VERBS[verb](self.settings, *words)
+
     def running(self) -> list[str]:
-        """What runs here that belongs to a sweep: engines, their children, load generator."""
-        left = [str(p) for found in processes.marked(self.state).values() for p in found]
-        left += [f"GPU {h.gpu}: {h.bytes} bytes of {h.name} ({h.pid})" for h in self.ledger.holders()]
-        holders = processes.port_holders(self.port)
-        return left + [f"port {self.port}: {holder}" for holder in holders or []]
+        return self.strike("running")
+
+    def held(self) -> bool:
+        return self.strike("held")
+
+    def spoil_kept(self, how: str, seed: int) -> str | None:
+        return chaos_strikes.spoil_newest(self.folder / "campaigns", "**/record.json", how, seed)
 
     def set_clock(self, offset_seconds: float) -> None:
-        self.clock.write_text(str(offset_seconds))
+        self.clock.write_text(f"{offset_seconds:+g}")
 
-    def own_environment(self) -> dict[str, str]:
-        return {**os.environ, **self._simulated("")}
+
+def points_of(campaign: Campaign) -> dict[PointKey, tuple[Point, str]]:
+    """Every valid point of a campaign on this machine, with the digest of its requests."""
+    found = {}
+    for record in campaign.all_records(skip_broken=True):
+        folder = campaign.folder_of(record)
+        for point in record.points:
+            if point.valid and point.raw and (folder / point.raw).exists():
+                key = (record.configuration.name, record.folder_name, point.concurrency, point.repeat)
+                found[key] = point, hashlib.sha256((folder / point.raw).read_bytes()).hexdigest()
+    return found

@@ -13,9 +13,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import chaos_round
 import run
-from chaos_faults import KINDS, Fault, draw
-from chaos_site import CATALOGUE, LADDER, Site
+from chaos_controller import InProcess
+from chaos_faults import FAKETIME, HOST_KINDS, KINDS, LADDER, Fault, draw
+from chaos_site import CATALOGUE, LIBFAKETIME, Site
 
 pytestmark = pytest.mark.slow
 
@@ -26,22 +28,27 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def prepared(folder: Path, port: int) -> Site:
-    site = Site(folder, port, {"lease_seconds": 1.5})
-    site.state.mkdir(parents=True)
-    site.set_clock(0)
-    site.render()
-    return site
+class Impatient(InProcess):
+    """A site whose host soon takes a silent sweep for dead, and that always has the same two configurations."""
+
+    def names(self, seed: int) -> list[str]:
+        return sorted(CATALOGUE)[:2]
+
+    def prepare(self, seed: int, fault: Fault | None) -> None:
+        self.limits = {"lease_seconds": 3.5}
+        self.set_clock(0)
+        self.render()
 
 
 def test_a_seed_draws_the_same_fault_again():
     names = sorted(CATALOGUE)[:2]
-    for kind in KINDS:
-        one, other = draw(7, kind, names), draw(7, kind, names)
-        assert (one.victim, one.moment, one.delay_seconds, one.detail) == (
+    for kind in {*KINDS, FAKETIME, *HOST_KINDS}:
+        one, other = draw(7, kind, names, 2), draw(7, kind, names, 2)
+        assert (one.victim, one.moment, one.delay_seconds, one.share, one.detail) == (
             other.victim,
             other.moment,
             other.delay_seconds,
+            other.share,
             other.detail,
         )
 
@@ -53,46 +60,71 @@ def test_five_rounds_are_survived(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert status == 0, printed
     last = next(line for line in printed.splitlines() if line.startswith("all "))
-    assert last.split() == ["all", "5", "5", "0"]
+    assert last.split() == ["all", "5", "5", "5", "0"]
 
 
-def outcome(site: Site) -> dict[tuple[str, str], tuple[str, bool, list[tuple[int, int]]]]:
-    """Of each record: outcome, completeness, and its points by concurrency and repeat."""
+@pytest.mark.skipif(LIBFAKETIME is None, reason="libfaketime is not installed here (apt-get install libfaketime)")
+def test_a_clock_set_below_python_is_survived(tmp_path, capsys):
+    words = ["--kind", FAKETIME, "--rounds", "1", "--seed", "21", "--folder", str(tmp_path / "chaos")]
+    status = run.main([*words, "--port", str(free_port())])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert next(line for line in printed.splitlines() if line.startswith("all ")).split() == ["all", *"1110"]
+
+
+def test_the_real_playbooks_survive_a_killed_controller(tmp_path, capsys):
+    words = ["--playbooks", "--kind", "kill -9 controller", "--rounds", "1", "--folder", str(tmp_path / "chaos")]
+    status = run.main([*words, "--port", str(free_port())])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert next(line for line in printed.splitlines() if line.startswith("all ")).split() == ["all", *"1110"]
+
+
+def outcome(site: Site) -> dict[tuple[str, str], dict[str, object]]:
+    """All of a record that does not say when or how fast: a sweep that was killed may not differ in any of it."""
     return {
-        (record.configuration.name, record.folder_name): (
-            record.outcome,
-            record.complete,
-            sorted((point.concurrency, point.repeat) for point in record.points),
-        )
+        (record.configuration.name, record.folder_name): {
+            "outcome": record.outcome,
+            "complete": record.complete,
+            "failure": record.failure,
+            "ladder": record.ladder,
+            "configuration": record.configuration,
+            "engine": record.engine,
+            "model": record.model,
+            "workload": record.workload,
+            "points": sorted((point.workload, point.concurrency, point.repeat) for point in record.points),
+        }
         for record in site.campaign.all_records()
     }
 
 
 def test_a_sweep_killed_ten_times_ends_as_one_that_was_left_alone(tmp_path):
-    names, port, chance = sorted(CATALOGUE), free_port(), random.Random(10)
-    alone = prepared(tmp_path / "alone", port)
-    killed = prepared(tmp_path / "killed", port)
+    port, chance = free_port(), random.Random(10)
+    alone, killed = Impatient(tmp_path / "alone", port), Impatient(tmp_path / "killed", port)
     try:
-        assert run.sweep(alone, 0, names, [], None) == 0
-        run.end(alone)
+        alone.open()
+        assert chaos_round.follow(alone, 0, None, []) == 0
+        alone.end()
+        killed.open()
         said: list[str] = []
         kills = 0
         while kills < 10:
-            fault = Fault("kill", "", "taken", chance.uniform(0.2, 5.0), act=_kill)
+            fault = Fault("kill -9 controller", "", "taken", chance.uniform(0.2, 5.0), strike=_kill)
             before = killed.finished()
-            status = run.sweep(killed, 0, names, said, fault)
-            kills += status == -9
+            status = chaos_round.sweep_when_free(killed, 0, said, fault)
+            kills += status == -signal.SIGKILL
             after = killed.finished()
             assert {key: after.get(key) for key in before} == before
             if status == 0:
                 break
-        assert run.sweep_when_free(killed, 0, names, said) == 0, said
+        assert chaos_round.sweep_when_free(killed, 0, said) == 0, said
     finally:
-        run.end(alone)
-        run.end(killed)
+        alone.end()
+        killed.end()
     assert kills >= 5, "it was over before it was killed often"
     assert outcome(killed) == outcome(alone)
-    assert {points for _, _, found in outcome(alone).values() for points in found} == {(rung, 1) for rung in LADDER}
+    points = [point for found in outcome(alone).values() for point in found["points"]]
+    assert points == [("short", rung, 1) for _ in range(2) for rung in LADDER]
     assert killed.running() == []
 
 

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Hosts with a real systemd as PID 1, reached by SSH, made from Debian packages: no image registry, no Docker.
-#   hosts.sh up NAME SUITE ADDRESS [UMASK]   start a host (image built where it is not current), wait until it answers
+#   hosts.sh up NAME SUITE ADDRESS [UMASK [MEGABYTES]]   start a host (image built where it is not current), wait until it
+#                                            answers; with MEGABYTES its /srv is a disk of that size
 #   hosts.sh reboot NAME...                  stop its systemd and start it again, as a reboot does
 #   hosts.sh down NAME...                    stop and remove hosts
 #   hosts.sh clean                           remove every host, image and mount that this made
@@ -172,14 +173,20 @@ wait_for() { # until systemd is up and SSH answers
   die "$name is not up: '$state'"
 }
 
+disk() { # $run/disks/NAME: a small disk, which a reboot of its host keeps
+  mkdir -p "$run/disks/$1"
+  mountpoint -q "$run/disks/$1" || mount -t tmpfs -o "size=${2}m,mode=0755" tmpfs "$run/disks/$1"
+}
+
 up() {
-  local name=$1 suite=$2 address=$3 umask=${4:-022} home
+  local name=$1 suite=$2 address=$3 umask=${4:-022} megabytes=${5:-} volume=() home
   image "$suite"
   # A fixed hardware address: after a reboot this machine would still talk to the old one.
   if [ "$(podman container inspect -f '{{.State.Running}}' "$name" 2>/dev/null)" != true ]; then
     podman rm -f -i "$name" >/dev/null 2>&1 || true
+    if [ -n "$megabytes" ]; then disk "$name" "$megabytes"; volume=(--volume "$run/disks/$name:/srv"); fi
     podman run -d --name "$name" --hostname "$name" --label "$label" --network "$network" --ip "$address" \
-      --mac-address "$(printf '02:53:57:00:00:%02x' "${address##*.}")" --systemd=always --shm-size=2g \
+      --mac-address "$(printf '02:53:57:00:00:%02x' "${address##*.}")" --systemd=always --shm-size=2g "${volume[@]}" \
       --cap-add="$capabilities" "localhost/shardsweep-host:$suite" >/dev/null
   fi
   wait_for "$name"
@@ -212,9 +219,10 @@ clean() {
 
 one_at_a_time() { exec 9>/run/lock/shardsweep-hosts.lock; flock 9; }
 case ${1:-} in
-  up) shift; [ $# -ge 3 ] || die "up NAME SUITE ADDRESS [UMASK]"; one_at_a_time; prepare 9>&-; up "$@" 9>&-;;
+  up) shift; [ $# -ge 3 ] || die "up NAME SUITE ADDRESS [UMASK [MEGABYTES]]"; one_at_a_time; prepare 9>&-; up "$@" 9>&-;;
   reboot) shift; for name; do podman restart -t 30 "$name" >/dev/null; wait_for "$name"; done;;
-  down) shift; [ -e "$TEST_HOSTS_STATE/storage.conf" ] || exit 0; podman rm -f -i -t 5 "$@" >/dev/null;;
+  down) shift; [ -e "$TEST_HOSTS_STATE/storage.conf" ] || exit 0; podman rm -f -i -t 5 "$@" >/dev/null
+    for name; do umount "$run/disks/$name" 2>/dev/null || true; done;;
   clean) clean;;
-  *) sed -n '2,7p' "$0" >&2; exit 2;;
+  *) sed -n '2,8p' "$0" >&2; exit 2;;
 esac

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import http.server
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -52,8 +56,9 @@ def everything_below(folder: Path):
 class ProcessLists(threading.Thread):
     """What any user of the machine sees of our processes while the sweep runs: their command lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Sequence[str] = PLANTED) -> None:
         super().__init__(daemon=True)
+        self.secrets = secrets
         self.found: set[str] = set()
         self.over = threading.Event()
 
@@ -64,7 +69,7 @@ class ProcessLists(threading.Thread):
                     line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 except OSError:
                     continue
-                if any(secret in line for secret in PLANTED):
+                if any(secret in line for secret in self.secrets):
                     self.found.add(line[:300])
             time.sleep(0.05)
 
@@ -108,6 +113,8 @@ def test_a_planted_secret_is_in_nothing_that_a_sweep_writes_or_shows(site, tmp_p
         ({"sglang_site_configs": {"mine": {"extends": "ep8", "engine": {"api_key": "PlantedKey"}}}}, "a proxy"),
         ({"sglang_site_configs": {"mine": {"extends": "ep8", "environment": {"HF_TOKEN": "PlantedKey"}}}}, "HF_TOKEN"),
         ({"sglang_service_environment": {"OPENAI_API_KEY": "PlantedKey"}}, "OPENAI_API_KEY"),
+        ({"sglang_service_arguments": {"api_key": "PlantedKey"}}, "--api-key holds a secret"),
+        ({"sglang_service_arguments": {"admin-api-key": "PlantedKey"}}, "--admin-api-key holds a secret"),
     ],
 )
 def test_a_secret_that_would_have_to_be_shown_is_refused_without_showing_it(site, variables, words):
@@ -165,3 +172,99 @@ def test_a_hub_token_reaches_what_fetches_and_no_process_list(site, tmp_path):
     own = ("fetch.yml", "python")
     found = [name for name, content in everything_below(site.folder) if token.encode() in content and name not in own]
     assert found == []
+
+
+class Mirror(http.server.ThreadingHTTPServer):
+    """A mirror of PyPI with one package, for whoever knows the password."""
+
+    def __init__(self, wheels: Path, user: str, password: str) -> None:
+        self.wheels = wheels
+        self.expected = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+        self.refused = self.served = 0
+        super().__init__(("127.0.0.1", 0), _Answer)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    server: Mirror
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != self.server.expected:
+            self.server.refused += 1
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", "Basic realm=mirror")
+            self.end_headers()
+            return
+        file = self.server.wheels / Path(self.path).name
+        links = "".join(f'<a href="/files/{path.name}">{path.name}</a>' for path in self.server.wheels.glob("*.whl"))
+        self.server.served += file.is_file()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream" if file.is_file() else "text/html")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(file.read_bytes() if file.is_file() else links.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: a test's output is for what failed."""
+
+
+@pytest.mark.parametrize(
+    "installer",
+    ["pip", pytest.param("uv", marks=pytest.mark.skipif(shutil.which("uv") is None, reason="no uv on this machine"))],
+)
+def test_a_mirrors_password_reaches_the_installer_and_no_process_list(site, tmp_path, installer):
+    made = tmp_path / "made"
+    subprocess.run([sys.executable, str(ROOT / "molecule/sglang/make_wheels.py"), str(made), str(ROOT)], check=True)
+    password, proxy = "PlantedMirrorPassword", "PlantedNoProxy"
+    mirror = Mirror(made / "wheels", "me", password)
+    site.variables |= {
+        "sglang_home": str(tmp_path / "sglang"),
+        "sglang_release": "0.5.11",
+        "sglang_requirements": str(made / "requirements-0.5.11.txt"),
+        "sglang_index_url": f"http://me:{password}@127.0.0.1:{mirror.server_port}/simple",
+        "sglang_install_environment": {"no_proxy": f"127.0.0.1,{proxy}", "UV_CACHE_DIR": str(tmp_path / "cache")},
+        "sglang_installer": installer,
+        "sglang_uv": shutil.which("uv") or "",
+        "sglang_python": sys.executable,
+        "sglang_packages": False,
+        "sglang_free_bytes": 100_000_000,
+        "sglang_fact_path": str(tmp_path / "facts.d"),
+        "sglang_user": "",
+        "ansible_async_dir": str(tmp_path / "async"),
+    }
+    playbook = tmp_path / "install.yml"
+    role = {"hosts": "here", "gather_facts": False, "roles": ["shardsweep.serving.sglang"]}
+    playbook.write_text(yaml.safe_dump([role]))
+    watch = ProcessLists([password, proxy])
+    watch.start()
+    done = site.play(str(playbook), "-vvv", "--diff")
+    watch.over.set()
+    watch.join()
+    mirror.shutdown()
+    assert done.returncode == 0, said(done)
+    assert mirror.served, "it came from the mirror"
+    assert watch.found == set()
+    assert password not in said(done)
+    found = [name for name, content in everything_below(tmp_path) if password.encode() in content]
+    assert found == list(OWN_INPUTS)
+
+
+@pytest.mark.parametrize("variable", ["sglang_tools_pip_arguments", "sglang_install_arguments"])
+def test_a_password_in_an_installers_arguments_is_refused(site, tmp_path, variable):
+    site.variables |= {
+        variable: ["--index-url=https://me:PlantedKey@mirror/simple"],
+        "sglang_tools_home": str(tmp_path / "none"),
+        "sglang_home": str(tmp_path / "sglang"),
+    }
+    role = "sglang_tools" if "tools" in variable else "sglang"
+    playbook = tmp_path / "install.yml"
+    playbook.write_text(
+        yaml.safe_dump([{"hosts": "here", "gather_facts": False, "roles": [f"shardsweep.serving.{role}"]}])
+    )
+    refused = site.play(str(playbook))
+    assert refused.returncode != 0
+    assert f"{variable} has a URL with a password" in said(refused)
+    assert "PlantedKey" not in said(refused)

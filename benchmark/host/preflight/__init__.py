@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from .. import forms
 from ..settings import Settings, read_json, write_json
 from . import hints, judge, look
 from .check import Check, counted, lines
@@ -49,8 +50,7 @@ def _hints(seen: look.Seen, checks: Sequence[Check]) -> list[str]:
 def remember(settings: Settings, part: dict[str, Any]) -> None:
     """Lay a part of what is known of the host over what was known before."""
     path = settings.state / HOST_FILE
-    known = read_json(path, {})
-    write_json(path, {**(known if isinstance(known, dict) else {}), **part})
+    write_json(path, {**read_json(path, {}, forms.Host), **part})
 
 
 def for_record(settings: Settings, devices: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -59,8 +59,7 @@ def for_record(settings: Settings, devices: Sequence[dict[str, Any]]) -> dict[st
     Args:
         devices: the GPUs as the record has them now; each gets what is known of it, matched by bus id.
     """
-    known = read_json(settings.state / HOST_FILE, {})
-    known = known if isinstance(known, dict) else {}
+    known = read_json(settings.state / HOST_FILE, {}, forms.Host)
     by_bus = {gpu.get("bus_id"): gpu for gpu in known.get("gpus") or []}
     details = {name: known[name] for name in ("topology", "seen_at", "communication") if known.get(name)}
     if known.get("checks"):

@@ -2,9 +2,13 @@
 
 What a wrong clock does to a process without a tool that the machine may not have. Monotonic clocks go on, as they do
 on a host whose clock is set.
+
+Where libfaketime is preloaded it sets the clock, below Python. It then takes the deadline of `time.sleep`, which is of
+the monotonic clock, for one of the other (0.9.10); `select` it leaves alone.
 """
 
 import os
+import select
 import time
 from pathlib import Path
 
@@ -18,5 +22,7 @@ def _now() -> float:
         return _real()
 
 
-if _file.name:
+if "libfaketime" in os.environ.get("LD_PRELOAD", ""):
+    time.sleep = lambda seconds: select.select([], [], [], seconds) and None
+elif _file.name:
     time.time = _now

@@ -75,6 +75,22 @@ def test_two_spellings_of_one_flag_are_refused():
         flags.launch_arguments({"tp_size": 8, "tensor_parallel_size": 4}, "0.5.11")
 
 
+@pytest.mark.parametrize(
+    ("engine", "own", "flag"),
+    [
+        ({}, {"further": {"api_key": "planted"}}, "--api-key"),
+        ({}, {"further": {"admin-api-key": "planted"}}, "--admin-api-key"),
+        ({"ssl_keyfile_password": "planted"}, {}, "--ssl-keyfile-password"),
+        ({}, {"further": {"tokenizer_path": "https://me:planted@hub/x"}}, "--tokenizer-path"),
+        ({}, {"further": {"config": "/etc/planted.yaml"}}, "--config"),
+    ],
+)
+def test_a_secret_on_the_command_line_is_refused_without_being_shown(engine, own, flag):
+    with pytest.raises(flags.FlagError, match=flag) as refusal:
+        flags.launch_lines(engine, "0.5.11", own)
+    assert "planted" not in str(refusal.value)
+
+
 def test_a_configuration_wins_over_what_the_host_gives_to_all():
     own = {"model_path": "/m", "port": 1, "further": {"max_running_requests": 8, "enable_metrics": True}}
     lines = flags.launch_lines({"max_running_requests": 64}, "0.5.11", own)
