@@ -23,7 +23,7 @@ sweep: $(BIN)/.controller
 # The tests' own folders lie in the checkout too: their hosts' environments are installed there.
 test: $(BIN)/.test
 	@mkdir -p .cache
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --basetemp $(CURDIR)/.cache/pytest $(PYTEST)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --basetemp $(CURDIR)/.cache/pytest $(PYTEST)
 
 CHAOS ?= 20
 CHAOS_SEED ?= 1

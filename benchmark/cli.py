@@ -126,7 +126,7 @@ def promote(
 def plan(
     configurations: Annotated[list[str] | None, typer.Argument(help="Which; all of the catalogue without.")] = None,
     model: Annotated[str, typer.Option(help="A config.json, its folder, or a shipped shape.")] = "kimi-k2.6",
-    hardware: Annotated[str, typer.Option(help="Count and GPU.")] = "8x RTX PRO 6000 Blackwell",
+    hardware: Annotated[str, typer.Option(help="Count and GPU, or nvidia-smi's CSV.")] = "8x RTX PRO 6000 Blackwell",
     release: Annotated[str, typer.Option(help="The SGLang release.")] = "0.5.11",
     workload: Annotated[str, typer.Option(help="A shipped workload.")] = "chat",
     concurrencies: Annotated[str, typer.Option(help="The ladder.")] = "1,8,64,256",

@@ -12,6 +12,7 @@ hosts of this machine without starting their engines, and prints the controller'
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import os
@@ -75,47 +76,66 @@ def inventory(folder: Path, port: int, hosts: int = 1) -> Path:
 
 @dataclass
 class Watch:
-    """Wall time by task, from one event to the next, and when each turn was handed out and its report written."""
+    """What each task took, and when each turn was handed out and its report written."""
 
     tasks: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds from a task's start on its host to its result, retries included, by its name and action."""
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """How often each was run; a retry counts, because it is a call of its own."""
     handed_out: list[float] = field(default_factory=list)
-    last: float | None = None
     ended: float = 0.0
+    processor: list[float] = field(default_factory=list)
+    """Seconds of Ansible and of what it ran and waited for (the verbs; not engine and load generator), at each turn."""
     load_seconds: float = 0.0
     """From asking for a point to its result: the load generator's start, its warm-up and the point."""
 
     def take(self, event: dict[str, Any]) -> None:
         if event.get("event") not in ("runner_on_ok", "runner_on_skipped", "runner_on_failed", "runner_retry"):
             return
-        at = dt.datetime.fromisoformat(event["created"]).timestamp()
-        task = str((event.get("event_data") or {}).get("task", ""))
-        # Names of configurations and rungs in a task's name would split it.
-        name = " ".join(word for word in task.split()[:7] if not word.isdigit())
-        if self.last is not None:
-            self.tasks[name] += at - self.last
-        self.counts[name] += event["event"] != "runner_retry"
-        self.last = at
-        if task.startswith("Point | measure") and event["event"] == "runner_on_ok":
-            self.load_seconds += json.loads(event["event_data"]["res"]["stdout"]).get("seconds", 0.0)
+        data = event.get("event_data") or {}
+        task, action = str(data.get("task", "")), str(data.get("task_action", "")).rpartition(".")[2]
         if task.startswith("Next | write"):
-            self.handed_out.append(at)
-        if "After |" not in task:
-            self.ended = at
+            self.handed_out.append(_seconds(data["end"]))
+            self.processor.append(_ansible_processor_seconds())
+        if not self.handed_out or "After |" in task:
+            return
+        # Names of configurations and rungs in a task's name would split it.
+        name = " ".join(word for word in task.split()[:7] if not word.isdigit()) + f" ({action})"
+        self.counts[name] += 1
+        if event["event"] == "runner_retry":
+            return
+        self.ended = _seconds(data["end"])
+        self.tasks[name] += float(data["duration"])
+        if task.startswith("Point | measure") and action == "verb":
+            self.load_seconds += json.loads(data["res"]["stdout"]).get("seconds", 0.0)
 
 
-def one_host(configurations: str, port: int, show: int) -> int:
+def _ansible_processor_seconds() -> float:
+    """Of this process's children: ansible-playbook, its workers that have ended, and what those waited for."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                ticks += sum(int(value) for value in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _seconds(stamp: str) -> float:
+    return dt.datetime.fromisoformat(stamp).timestamp()
+
+
+def one_host(configurations: str, port: int, tasks: int) -> int:
     with tempfile.TemporaryDirectory(prefix="overhead-") as scratch:
         folder = Path(scratch)
         hosts = inventory(folder, port)
         # The tools' environment is made once a host, not once a configuration.
         run_plain("deploy.yml", command_line([str(hosts)], None, {"config": configurations.split(",")[0]}))
         run_plain("playbooks/stop.yml", command_line([str(hosts)], None, {}))
-        watch, before = Watch(), _children()[0]
+        watch = Watch()
         status, _ = run_watched(
             "sweep.yml", command_line([str(hosts)], None, {"configs": configurations}), watch.take, lambda: False
         )
-        used = _children()[0] - before
         records = Campaign(folder / "campaigns", "kimi-k2.6-quick").records()
         run_plain("playbooks/stop.yml", command_line([str(hosts)], None, {}))
     if status != "successful" or not records:
@@ -134,10 +154,12 @@ def one_host(configurations: str, port: int, show: int) -> int:
     )
     say(f"  orchestration             {rest:7.1f}   (target: at most 5)")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    say(f"  (load of this machine {load} on {os.cpu_count()} cores; processor time of the controller and what it ran")
-    say(f"  {used / len(records):.1f} s a configuration)")
-    say("Where the time goes (all configurations, waiting included):")
-    for name, seconds in sorted(watch.tasks.items(), key=lambda item: -item[1])[:show]:
+    used = (watch.processor[-1] - watch.processor[0]) / len(records)
+    say(f"  processor, Ansible and verbs{used:5.1f}   (load of this machine {load} on {os.cpu_count()} cores)")
+    within = sum(watch.tasks.values())
+    say(f"Tasks: {sum(watch.counts.values()) / len(records):.0f} a configuration; {within:.1f} s within them and")
+    say(f"{sum(each) - within:.1f} s between them, of all configurations; waiting included:")
+    for name, seconds in sorted(watch.tasks.items(), key=lambda item: -item[1])[:tasks]:
         say(f"  {seconds:7.2f} s  {watch.counts[name]:4d}x  {name}")
     return 0
 
@@ -172,11 +194,11 @@ def main() -> int:
     parser.add_argument("--configurations", default=CONFIGURATIONS)
     parser.add_argument("--port", type=int, default=30360)
     parser.add_argument("--hosts", type=int, default=0)
-    parser.add_argument("--show", type=int, default=25)
+    parser.add_argument("--tasks", type=int, default=25, help="how many tasks to show, those that took longest first")
     options = parser.parse_args()
     if options.hosts:
         return many_hosts(options.hosts, options.port)
-    return one_host(options.configurations, options.port, options.show)
+    return one_host(options.configurations, options.port, options.tasks)
 
 
 if __name__ == "__main__":

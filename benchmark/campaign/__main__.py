@@ -1,4 +1,7 @@
-"""`python -m benchmark.campaign VERB`: what the roles call on the controller. One JSON object on standard output."""
+"""`python -m benchmark.campaign VERB`: what the roles call on the controller. One JSON object on standard output.
+
+A verb imports what it needs when it is asked: `put` is asked after each point.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,17 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..engine.configuration import fingerprint
 from . import record as rec
-from . import turns
-from .foreseen import foreseen_lines
-from .judged import decided, winner_on, written
-from .objectives import ObjectiveError
-from .schedule import Turn
 from .store import MOST_BYTES, Campaign, StoreError
+
+if TYPE_CHECKING:
+    from .schedule import Turn
+    from .turns import HostSweep
+
+_REPORT_SECONDS = 60.0
+"""A report that is older is written again between two starts."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         campaign = Campaign(options.campaigns, options.campaign)
         answer = _VERBS[options.verb](campaign, options)
-    except (StoreError, rec.RecordError, turns.SweepError, ObjectiveError) as error:
+    except rec.CampaignError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     sys.stdout.write(json.dumps(answer, sort_keys=True) + "\n")
@@ -34,11 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _foresee(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     """What a sweep would do, from what it is asked for on standard input; writes nothing."""
+    from . import turns
+
     sweep = turns.asked_for(_standard_input().encode())
     return _foreseen(campaign, sweep, now())
 
 
-def _foreseen(campaign: Campaign, sweep: turns.HostSweep, at: dt.datetime) -> dict[str, Any]:
+def _foreseen(campaign: Campaign, sweep: HostSweep, at: dt.datetime) -> dict[str, Any]:
+    from . import turns
+    from .foreseen import foreseen_lines
+
     records = campaign.all_records(skip_broken=True)
     sweep = turns.opened(sweep, records, at)
     found = turns.look(sweep, records, at)
@@ -59,6 +68,8 @@ def _brief(turn: Turn) -> dict[str, Any]:
 
 def _open(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     """Begin a sweep of one host: note what it is, keep the records of what is rejected; answers what is foreseen."""
+    from . import turns
+
     said = json.loads(_standard_input())
     about = said.pop("about")
     for path in campaign.set_aside_broken():
@@ -78,18 +89,22 @@ def _open(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _next(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
-    """Keep the record of the last start, write the report, and hand out the next start; an empty one if none is left.
+    """Keep the record of the last start, decide, and hand out the next start; an empty one if none is left.
 
-    One call between two starts: each of them is a process on the controller.
+    One call between two starts: each of them is a process on the controller. The report is written when it is some
+    while old, and when nothing is left to start: a page takes longer than all the rest of this.
     """
-    if record := _standard_input():
+    from . import turns
+
+    if record := _standard_input().strip():
         _keep(campaign, record, options.host)
     with campaign.locked():
         sweep, records = campaign.sweep(options.host), campaign.all_records()
         found = turns.look(sweep, records, now())
         turn = turns.told(sweep, records, found.turns[0]) if found.turns else {}
         campaign.keep_sweep(turns.taken(sweep, found))
-        told = _told(campaign, options.host)
+        due = not found.turns or campaign.report_age() > _REPORT_SECONDS
+        told = _told(campaign, options.host, page=due)
     coming = [_brief(turn) for turn in found.turns]
     lacking = _lacking(campaign, records, options.host)
     return told | {"turn": turn, "coming": coming, "minutes": found.minutes_left, "lacking": lacking}
@@ -106,17 +121,29 @@ def _lacking(campaign: Campaign, records: Sequence[rec.Record], host: str) -> li
 
 
 def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
-    """Keep a host's record; answers its folder and which of its raw files are not there yet."""
-    text = _standard_input()
+    """Keep a host's record; answers its folder and which of its raw files are not there yet.
+
+    Standard input is the record, or the answer of the host's verb `measure`: the record as text, and raw files.
+    """
+    text, files = _record_and_requests(_standard_input())
     record = rec.load(text, f"the record of {options.host}")
     for stale in _measured_again(campaign.known(record), record):
         (campaign.folder_of(record) / stale).unlink(missing_ok=True)
     record = _keep(campaign, text, options.host)
-    folder = campaign.folder_of(record)
-    missing = [point.raw for point in record.points if point.raw and not (folder / point.raw).exists()]
-    if any("/" in name or name.startswith(".") for name in missing):
-        raise StoreError(f"The record of {record.configuration.name} names a raw file outside its folder.")
-    return {"folder": str(folder), "missing": missing}
+    campaign.keep_requests(record, files)
+    raw = [point.raw for point in record.points if point.raw]
+    missing = [name for name in raw if not campaign.raw_file(record, name).exists()]
+    return {"folder": str(campaign.folder_of(record)), "missing": missing}
+
+
+def _record_and_requests(text: str) -> tuple[str, dict[str, str]]:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return text, {}
+    if not isinstance(answer, dict) or not isinstance(answer.get("record"), str):
+        return text, {}
+    return answer["record"], answer.get("requests") or {}
 
 
 def _measured_again(known: rec.Record | None, record: rec.Record) -> list[str]:
@@ -134,8 +161,10 @@ def _keep(campaign: Campaign, text: str, host: str) -> rec.Record:
     return record
 
 
-def rejected_record(entry: dict[str, Any], about: dict[str, Any], sweep: turns.HostSweep) -> rec.Record:
+def rejected_record(entry: dict[str, Any], about: dict[str, Any], sweep: HostSweep) -> rec.Record:
     """The record of a configuration that never touches the host."""
+    from ..engine.configuration import fingerprint
+
     configuration, said = entry["configuration"], entry.get("plan") or {}
     known = {key: configuration.get(key) for key in ("name", "description", "against", "hypothesis", "engine")}
     of = {key: about[key] for key in ("engine", "model", "workload")} | {"configuration": known, "rejected": True}
@@ -174,8 +203,10 @@ def _report(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
         return _told(campaign, options.host)
 
 
-def _told(campaign: Campaign, host: str) -> dict[str, Any]:
-    decision, paths = written(campaign)
+def _told(campaign: Campaign, host: str, *, page: bool = True) -> dict[str, Any]:
+    from .judged import winner_on, written
+
+    decision, paths = written(campaign, page=page)
     return {
         "folder": str(campaign.folder),
         "winner": winner_on(decision, host),
@@ -185,6 +216,8 @@ def _told(campaign: Campaign, host: str) -> dict[str, Any]:
 
 def _winner(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     """The configuration to put into service on a host, by the decision as it stands."""
+    from .judged import decided, winner_on
+
     decision = decided(campaign)
     return {"winner": winner_on(decision, options.host), "sentence": (decision["winner"] or {}).get("sentence")}
 

@@ -55,13 +55,15 @@ def _left_early(records: list[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def written(campaign: Campaign) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Decide, and write decision.json and the report; the caller holds the campaign's lock."""
-    from ..report import write_report
-
+def written(campaign: Campaign, *, page: bool = True) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Decide, and write decision.json and the report (its files; none without `page`); the caller holds the lock."""
     records = campaign.records()
     decision = decided(campaign, records)
     campaign.write(campaign.folder / "decision.json", json.dumps(decision, indent=1, sort_keys=True).encode() + b"\n")
+    if not page:
+        return decision, {}
+    from ..report import write_report
+
     return decision, write_report(campaign.folder, campaign.about(), records, decision)
 
 

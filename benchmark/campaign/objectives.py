@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .record import Left, Point, Record
+from .record import CampaignError, Left, Point, Record
 
 _NOT_AN_INPUT = {"start", "start_number", "repeat", "replicate", "attempt"}
 CHOOSING_STARTS = 2
@@ -20,7 +20,7 @@ LONG_PROMPT_TOKENS = 4096
 """From here on prefill, not the engine's overhead, makes TTFT."""
 
 
-class ObjectiveError(ValueError):
+class ObjectiveError(CampaignError):
     """There is no such objective; the text names the nearest."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..engine import configuration as conf
-from ..engine.calibration import Calibration, from_campaigns, measured_allreduces, read_records
-from ..engine.hardware import GIB, Host, UnknownHardware, find_host
+from ..engine.calibration import Calibration, from_campaigns, measured_host, read_records
+from ..engine.hardware import GIB, Host, UnknownHardware, find_host, from_nvidia_smi
 from ..engine.models import ModelShape, UnknownModel, load_model
 from ..engine.plan import plan_configuration
 from ..engine.rules import explain
@@ -56,6 +56,19 @@ def read_catalogue(source: str | None) -> dict[str, dict[str, Any]]:
     return conf.merge_catalogues(content)
 
 
+def read_hardware(text: str) -> Host:
+    """A host by count and GPU, or from a file that holds what
+    `nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max --format=csv` printed there.
+
+    Raises:
+        UnknownHardware: neither, or a GPU that is not in the table.
+    """
+    try:
+        return from_nvidia_smi(Path(text).read_text(encoding="utf-8")) if Path(text).is_file() else find_host(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnknownHardware(f"{text} cannot be read as what nvidia-smi printed: {error}") from error
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Where to look for what a host measured."""
@@ -72,8 +85,7 @@ class Evidence:
         if self.off:
             return host
         kept = read_records(self.folder or CAMPAIGNS)
-        rows = measured_allreduces(kept, host, release, simulated=self.simulated, host_name=self.host_name)
-        return replace(host, allreduce=rows) if rows else host
+        return measured_host(kept, host, release, simulated=self.simulated, host_name=self.host_name)
 
     def calibration(self, shape: ModelShape, host: Host, release: str) -> Calibration | None:
         """Raises:
@@ -115,7 +127,7 @@ def plan_command(
         0 when all of them run, 1 when one is rejected, 2 when something asked for does not exist.
     """
     try:
-        shape, host = load_model(model), evidence.measured(find_host(hardware), release)
+        shape, host = load_model(model), evidence.measured(read_hardware(hardware), release)
         work = named(workload).to_mapping()
         calibration = evidence.calibration(shape, host, release)
         if find:

@@ -16,7 +16,11 @@ SCHEMA_VERSION = 1
 Outcome = Literal["measured", "failed", "rejected", "skipped"]
 
 
-class RecordError(ValueError):
+class CampaignError(ValueError):
+    """What a campaign is asked for, or finds, cannot be; the text says what, where and what to change."""
+
+
+class RecordError(CampaignError):
     """A record that cannot be read; the text says what is wrong and where."""
 
 

@@ -10,19 +10,24 @@ A file is written whole, flushed to disk and moved into place; nothing of anothe
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
+import math
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from . import record as rec
-from .turns import HostSweep, asked_for
+
+if TYPE_CHECKING:
+    from .turns import HostSweep
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _COPY = ".record-copy.json"  # hidden: a report lists what lies beside a record
@@ -30,7 +35,7 @@ MOST_BYTES = 64 << 20
 """More than any record: what comes from a host is bounded."""
 
 
-class StoreError(Exception):
+class StoreError(rec.CampaignError):
     """The campaign folder cannot take or give what was asked; the text says what and where."""
 
 
@@ -159,6 +164,8 @@ class Campaign:
 
     def sweeps(self) -> list[HostSweep]:
         """The last sweep of each host, as far as it has come."""
+        from .turns import asked_for  # keeping a record needs nothing of it
+
         return [asked_for(path.read_bytes()) for path in sorted(self.folder.glob("*/sweep.json"))]
 
     def sweep(self, host: str) -> HostSweep:
@@ -167,6 +174,8 @@ class Campaign:
         Raises:
             StoreError: none was opened.
         """
+        from .turns import asked_for
+
         path = self.folder / host / "sweep.json"
         if not path.exists():
             raise StoreError(f"There is no sweep of {host} at {path}; open it first.")
@@ -176,6 +185,24 @@ class Campaign:
         if not _NAME.fullmatch(sweep.host):
             raise StoreError(f"'{sweep.host}' is no host's name.")
         self.write(self.folder / sweep.host / "sweep.json", _json(sweep))
+
+    def keep_requests(self, record: rec.Record, files: dict[str, str]) -> None:
+        """Keep raw files of a record's points that came with it: {name: content in base64}. None is replaced."""
+        named = {point.raw for point in record.points}
+        for name in named.intersection(files):
+            path = self.raw_file(record, name)
+            if not path.exists():
+                self.write(path, base64.b64decode(files[name]))
+
+    def raw_file(self, record: rec.Record, name: str) -> Path:
+        """Where a point's raw file lies.
+
+        Raises:
+            StoreError: its name leads elsewhere.
+        """
+        if "/" in name or name.startswith("."):
+            raise StoreError(f"The record of {record.configuration.name} names a raw file outside its folder.")
+        return self.folder_of(record) / name
 
     def write(self, path: Path, content: bytes) -> None:
         """Write a file whole or not at all, flushed to disk.
@@ -200,6 +227,14 @@ class Campaign:
             raise StoreError(
                 f"{path} cannot be written: {error.strerror}. What was there before is still there."
             ) from error
+
+    def report_age(self) -> float:
+        """Seconds since the report was written; infinite where there is none, or one of a time to come."""
+        try:
+            age = time.time() - (self.folder / "report.html").stat().st_mtime
+        except FileNotFoundError:
+            return math.inf
+        return age if age >= 0 else math.inf
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

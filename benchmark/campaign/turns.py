@@ -16,12 +16,12 @@ import msgspec
 
 from . import schedule
 from .objectives import PEAK, SINGLE_STREAM, objective
-from .record import Record
+from .record import CampaignError, Record
 
 Retry = Literal["may_pass", "failed", "all", "none"]
 
 
-class SweepError(ValueError):
+class SweepError(CampaignError):
     """A sweep that was asked for in a way that makes no sense; the text says what to change."""
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .hardware import AllReduce, Host, UnknownHardware, allreduce_rows, find_gpu
+from .hardware import Host, UnknownHardware, allreduce_rows, find_gpu, nccl_variables
 from .layout import Layout
 from .memory import plan_memory
 from .models import ModelShape, shipped_shape
@@ -104,7 +104,8 @@ def calibrate(
         except ValueError:
             continue
         if model is not None and layout is not None:
-            kept.append(_Seen(record, model, layout, host, release))
+            environment = (record.get("configuration") or {}).get("environment") or {}
+            kept.append(_Seen(record, model, layout, host.under(environment), release))
     memory = _memory(kept, shape)
     points = [point for seen in kept for point in _points(seen)]
     if not memory and not points:
@@ -304,22 +305,22 @@ def read_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield path.parents[3].name, record
 
 
-def measured_allreduces(
+def measured_host(
     kept: Iterable[tuple[str, Mapping[str, Any]]],
     host: Host,
     release: str,
     *,
     simulated: bool = False,
     host_name: str = "",
-) -> tuple[AllReduce, ...]:
-    """The all-reduces of the host's last communication check, which its records hold; the records as above."""
+) -> Host:
+    """The host with the all-reduces of its last communication check, which its records hold; the records as above."""
     fitting = _of_host(kept, host, release, simulated=simulated, host_name=host_name)
     for _, record in reversed(fitting):
         details = record["host"].get("details") or {}
-        rows = allreduce_rows((details.get("communication") or {}).get("allreduce"))
-        if rows:
-            return rows
-    return ()
+        known = details.get("communication") or {}
+        if rows := allreduce_rows(known.get("allreduce")):
+            return replace(host, allreduce=rows, environment=nccl_variables(known.get("environment") or {}))
+    return host
 
 
 def _of_host(

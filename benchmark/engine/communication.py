@@ -7,12 +7,13 @@ every token, and one all-reduce over the TP group ends the layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
 from typing import Any
 
+from .budget import server_defaults
 from .hardware import Host
 from .layout import A2A_BACKENDS, Layout
 from .models import ModelShape
@@ -102,6 +103,38 @@ def _mlp_calls(shape: ModelShape, layout: Layout, engine: Mapping[str, Any], siz
     if dense and engine.get("moe_dense_tp_size") != 1:
         calls.append(Collective("mlp output", "all_reduce", dense, size, layout.tp))
     return calls
+
+
+@dataclass(frozen=True)
+class Messages:
+    """All-reduces that tell what some configurations' forward passes take: each of `tokens` x `hidden` x 2 bytes."""
+
+    tokens: tuple[int, ...]
+    hidden: int
+    all_reduces: int
+    """In one forward pass."""
+    groups: tuple[int, ...]
+    """How many GPUs take part."""
+
+
+def messages(
+    engines: Iterable[Mapping[str, Any]], shape: ModelShape, host: Host, release: str, ladder: Iterable[int]
+) -> Messages:
+    """What to measure on a host, so that the plan of these engines needs no guess: each rung as a decode step, and
+    each prefill chunk, over each group of the host's own GPUs that all-reduces.
+    """
+    tokens, groups, calls = {rung for rung in ladder if rung > 0}, set(), 0
+    for engine in engines:
+        try:
+            layout = Layout.from_engine(engine, release)
+        except ValueError:
+            continue  # a rule says what is wrong with it
+        chunk = server_defaults(engine, layout, host).chunked_prefill_size
+        tokens |= {chunk} if layout.whole and chunk > 0 else set()
+        reduced = [call for call in collectives(shape, layout, engine, 1) if call.kind == "all_reduce"]
+        groups |= {call.group for call in reduced if 1 < call.group <= host.count}
+        calls = max(calls, sum(call.count for call in reduced))
+    return Messages(tuple(sorted(tokens)), shape.hidden, calls, tuple(sorted(groups)))
 
 
 def seconds(collective: Collective, host: Host) -> Range:

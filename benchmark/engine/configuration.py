@@ -34,6 +34,9 @@ RESERVED = {
 }
 """Names whose host fact (`sglang_NAME.fact`) tells something else than a configuration's record."""
 
+PLACES = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CUDA_HOME", "HOME")
+"""Variables that say where things lie. What lies there is told by the engine's release and packages."""
+
 
 class ConfigurationError(ValueError):
     """A catalogue entry that cannot be used; the text names the entry and what to change."""
@@ -204,6 +207,16 @@ def launch_environment(
     if refused:
         raise ConfigurationError(f"{refused[0].sentence} {refused[0].advice}")
     return rendered
+
+
+def measured_environment(environment: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """What of the environments may change a measurement: all but where programs and libraries lie.
+
+    Args:
+        own: the host's, under the configuration's.
+    """
+    rendered, _ = _environment(environment, own, None)
+    return {name: text for name, text in rendered.items() if name not in PLACES}
 
 
 def environment_warnings(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from .nccl import normalise_environment
 
 MIB = 1024**2
 GIB = 1024**3
@@ -49,6 +52,8 @@ class AllReduce:
     group: int
     bytes: int
     seconds: float
+    environment: tuple[tuple[str, str], ...] | None = None
+    """NCCL's variables that it ran with (`nccl_variables`); None where that is not told."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,22 @@ class Host:
     name: str = ""
     allreduce: tuple[AllReduce, ...] = ()
     """What the host's check measured; empty if nothing was."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """NCCL's variables that every engine of this host has, unless its configuration says otherwise."""
 
     @property
     def link(self) -> str:
         return "NVLink" if self.nvlink else f"PCIe {self.pcie_generation}"
+
+    def under(self, environment: Mapping[str, Any]) -> Host:
+        """The host as a configuration with this environment sees it: with the all-reduces of no other one.
+
+        A switch of transport can move them fivefold, so what another environment measured is no guess at them.
+        """
+        if not self.allreduce:
+            return self
+        asked = nccl_variables({**dict(self.environment), **environment})
+        return replace(self, allreduce=tuple(row for row in self.allreduce if row.environment in (None, asked)))
 
 
 def _gpu(
@@ -173,15 +190,28 @@ def find_host(text: str, nodes: int = 1, **changes: Any) -> Host:
     return replace(host, **changes) if changes else host
 
 
+def nccl_variables(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """NCCL's variables of an environment as NCCL reads them, in order of their names; those that only make it talk
+    are left out.
+    """
+    own = {name: value for name, value in environment.items() if str(name).startswith("NCCL_")}
+    rendered, _ = normalise_environment(own)
+    return tuple(sorted((name, value) for name, value in rendered.items() if not name.startswith("NCCL_DEBUG")))
+
+
 def allreduce_rows(rows: Any) -> tuple[AllReduce, ...]:
-    """What a host's communication check kept ([{"group", "bytes", "seconds"}]) -> its all-reduces; what is no such row
-    is left out.
+    """What a host's communication check kept -> its all-reduces; what is no such row is left out.
+
+    Args:
+        rows: [{"group", "bytes", "seconds", "environment": NCCL's variables}], the last absent in older records.
     """
     found = []
     for row in rows if isinstance(rows, (list, tuple)) else ():
         try:
-            measured = AllReduce(int(row["group"]), int(row["bytes"]), float(row["seconds"]))
-        except (KeyError, TypeError, ValueError):
+            told = row.get("environment")
+            environment = None if told is None else nccl_variables(told)
+            measured = AllReduce(int(row["group"]), int(row["bytes"]), float(row["seconds"]), environment)
+        except (AttributeError, KeyError, TypeError, ValueError):
             continue
         if measured.group > 1 and measured.bytes > 0 and 0 < measured.seconds < MOST_ALLREDUCE_SECONDS:
             found.append(measured)

@@ -301,7 +301,8 @@ def _weights_failure(
         held = 0
         for allocation in built:
             if held + allocation.bytes > free:
-                return _load_failure(layout, host, allocation, free, held, sum(a.bytes for a in built))
+                needed = stage_bytes(shape, layout, stage, options)
+                return _load_failure(layout, host, allocation, free, held, needed)
             held += allocation.bytes
     return None
 

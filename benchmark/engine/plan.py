@@ -59,6 +59,7 @@ def plan_configuration(
     result["gpus_used"] = layout.gpus
     if shape is None or host is None or not layout.whole:
         return result | _without_sizes(rejections, verdicts, shape, host)
+    host = host.under(configuration.get("environment") or {})
     try:
         return result | _with_sizes(
             configuration, shape, host, layout, release, verdicts, workload, ladder, calibration

@@ -11,7 +11,7 @@ from typing import Any
 from .calibration import Calibration, from_campaigns, read_records
 from .configuration import merge_catalogues, resolve, runnable_names
 from .flags import launch_arguments
-from .hardware import Host, UnknownHardware, allreduce_rows, find_host
+from .hardware import Host, UnknownHardware, allreduce_rows, find_host, nccl_variables
 from .models import ModelShape, UnknownModel, from_config, load_model
 from .plan import plan_configuration
 from .rules.command import ENGINE_PARSER
@@ -28,7 +28,8 @@ def plan(
     Args:
         wanted: names, `"ep8,ep4"` or a list; all that are not abstract where empty.
         setting: {"release", "model": path or shipped name, "model_config": its config.json, "gpus": [{"name"}],
-            "allreduce": what the host's communication check measured ([{"group", "bytes", "seconds"}]),
+            "allreduce": what the host's communication check measured (hardware.allreduce_rows),
+            "environment": of every engine on the host,
             "campaigns": a folder whose records correct the plan, "host": whose, "simulated": whether it is a simulated
             engine's plan (calibration.from_campaigns),
             "workload": {...}, "ladder": [...], "plan": "on" | "off"}. With `off` only what certainly cannot start
@@ -42,7 +43,7 @@ def plan(
     """
     merged = merge_catalogues(catalogue, site)
     shape = known_model(setting.get("model"), setting.get("model_config"))
-    host = known_host(setting.get("gpus") or [], setting.get("allreduce"))
+    host = _host(setting)
     calibration = None
     if setting.get("campaigns") and shape and host:
         calibration = _calibration(read_records(Path(setting["campaigns"])), shape, host, setting)
@@ -66,7 +67,7 @@ def corrected(
         decided what runs. All as they were where nothing can be learned.
     """
     shape = known_model(setting.get("model"), setting.get("model_config"))
-    host = known_host(setting.get("gpus") or [], setting.get("allreduce"))
+    host = _host(setting)
     calibration = None
     if shape and host:
         calibration = _calibration((("this sweep", record) for record in records), shape, host, setting)
@@ -130,16 +131,24 @@ def known_model(source: Any, config: Mapping[str, Any] | None = None) -> ModelSh
         return None
 
 
-def known_host(gpus: Sequence[Mapping[str, Any]], allreduce: Any = None) -> Host | None:
-    """The host that these GPUs make, with the all-reduces that were measured on it; None where one of the GPUs is not
-    in the table.
+def known_host(gpus: Sequence[Mapping[str, Any]], **changes: Any) -> Host | None:
+    """The host that these GPUs make; None where one of the GPUs is not in the table. `changes`: as `find_host` takes
+    them.
     """
     if not gpus:
         return None
     try:
-        return find_host(f"{len(gpus)}x {gpus[0]['name']}", allreduce=allreduce_rows(allreduce))
+        return find_host(f"{len(gpus)}x {gpus[0]['name']}", **changes)
     except UnknownHardware:
         return None
+
+
+def _host(setting: Mapping[str, Any]) -> Host | None:
+    return known_host(
+        setting.get("gpus") or [],
+        allreduce=allreduce_rows(setting.get("allreduce")),
+        environment=nccl_variables(setting.get("environment") or {}),
+    )
 
 
 def _entry(

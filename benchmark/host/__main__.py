@@ -1,12 +1,13 @@
 """`shardsweep-host VERB`: what Ansible calls on a host. Each verb answers one JSON object on standard output.
 
+A verb imports what it needs when it is asked: a sweep asks some ten of them for each engine start.
+
 Exit status: 0 with an answer; 2 with {"error": "..."} when this host stops the verb; 3 when the verb itself broke.
 """
 
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import sys
 import traceback
@@ -17,13 +18,9 @@ from typing import Any
 
 import msgspec
 
-from ..engine import model_files
-from . import engine_http, forms, gpus, holding, jobs, lease, processes, promotion, records, watch
+from . import forms, lease
 from .managers import manager_for
-from .rollback import restore
-from .services import configuration_of
 from .settings import HostError, Settings, read_json, read_settings
-from .switch import death, running, serving_units, switch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     """What runs here, what it holds, who is at the port. Changes nothing."""
+    import getpass
+
+    from . import engine_http, gpus, processes
+    from .services import configuration_of
+    from .serving import running, serving_units
+
     manager = manager_for(settings)
     known = running(settings)
     serving = []
@@ -88,10 +91,14 @@ def _allreduces(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from .switch import switch
+
     return switch(settings, options.configuration, options.fingerprint, options.token, yields=options.yields)
 
 
 def _stop(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from .switch import switch
+
     answer = switch(settings, None, "", options.token, yields=options.yields)
     if answer["phase"] == "stopped":
         # Whoever says stop does not want a guard to start again what served before a sweep.
@@ -101,18 +108,26 @@ def _stop(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _restore(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from .rollback import restore
+
     return restore(settings, options.units, options.token)
 
 
 def _sweep_begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import holding
+
     return holding.begin(settings, options.token, options.owner, options.after, options.yields)
 
 
 def _sweep_end(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import holding
+
     return holding.end(settings, options.token, options.after)
 
 
 def _guard(settings: Settings, options: argparse.Namespace) -> None:
+    from . import holding
+
     holding.guard(settings)
 
 
@@ -121,6 +136,8 @@ def _workload(settings: Settings, options: argparse.Namespace) -> dict[str, Any]
 
     So are points after the ladder that make no sense ("ladder", "further": as `begin` takes them).
     """
+    from . import records
+
     said = _standard_input()
     workload = records.workload_of(said["workload"])
     records.further_of(workload, said.get("ladder") or [], said.get("further") or {})
@@ -128,14 +145,20 @@ def _workload(settings: Settings, options: argparse.Namespace) -> dict[str, Any]
 
 
 def _begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import records
+
     return records.begin(settings, _standard_input())
 
 
 def _fingerprints(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import records
+
     return {"fingerprints": records.fingerprints(settings, _standard_input()["contexts"])}
 
 
 def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import jobs
+
     return jobs.measure(settings, _standard_input())
 
 
@@ -146,6 +169,9 @@ def _run_job(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import records, watch
+    from .switch import death
+
     said = _standard_input()
     failure = said["failure"]
     if failure.get("kind") == "point_failed":
@@ -156,26 +182,38 @@ def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _finish(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import records
+
     return records.finish(settings, options.configuration, options.fingerprint, options.facts)
 
 
 def _promoted(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import promotion
+
     return promotion.promoted(settings)
 
 
 def _promote_begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import promotion
+
     return {"before": promotion.prepare(settings, options.configuration, options.fingerprint, options.yields)}
 
 
 def _promote(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import promotion
+
     return promotion.promote(settings, options.configuration, options.fingerprint, _standard_input()["before"])
 
 
 def _roll_back(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import promotion
+
     return promotion.roll_back(settings)
 
 
 def _rolled_back(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from . import promotion
+
     return promotion.rolled_back(settings)
 
 
@@ -193,6 +231,8 @@ def _communication(settings: Settings, options: argparse.Namespace) -> dict[str,
 
 def _model(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     """Is the model's folder whole, for the user who asks? The folder stands where other verbs have a configuration."""
+    from ..engine import model_files
+
     if not options.configuration:
         raise HostError("Say which folder: model /srv/models/NAME.")
     found = model_files.look_at(Path(options.configuration))

@@ -1,10 +1,13 @@
-"""What a host asks its own engine over loopback."""
+"""What a host asks its own engine over loopback.
+
+By the standard library: a verb asks one or two questions, and a client library costs more to load than to use.
+"""
 
 from __future__ import annotations
 
+import http.client
+import json
 from typing import Any, Literal
-
-import requests
 
 from .settings import Settings
 
@@ -16,16 +19,16 @@ _GENERATE_SECONDS = 6.0
 
 def base_url(settings: Settings) -> str:
     """The engine's address as seen from its own host (an engine on all addresses is asked over loopback)."""
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
+    host = _host(settings)
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
 def health(settings: Settings) -> Health:
     try:
-        status = requests.get(f"{base_url(settings)}/health", timeout=_SECONDS).status_code
-    except requests.ConnectionError:
+        status, _ = _ask(settings, "GET", "/health")
+    except ConnectionError:
         return "refused"
-    except requests.RequestException:
+    except (OSError, http.client.HTTPException):
         return "unhealthy"
     return {200: "healthy", 503: "starting"}.get(status, "unhealthy")
 
@@ -34,11 +37,11 @@ def generates(settings: Settings) -> str | None:
     """One real token: None when it came, otherwise what went wrong. /health alone is green over a dead scheduler."""
     body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}}
     try:
-        answer = requests.post(f"{base_url(settings)}/generate", json=body, timeout=_GENERATE_SECONDS)
-        tokens = answer.json().get("meta_info", {}).get("completion_tokens") if answer.ok else None
-    except (requests.RequestException, ValueError) as error:
+        status, text = _ask(settings, "POST", "/generate", body, seconds=_GENERATE_SECONDS)
+        tokens = json.loads(text).get("meta_info", {}).get("completion_tokens") if status < 400 else None
+    except (OSError, http.client.HTTPException, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    return None if tokens else f"HTTP {answer.status_code}: {answer.text[:200]}"
+    return None if tokens else f"HTTP {status}: {text[:200].decode(errors='replace')}"
 
 
 def server_info(settings: Settings) -> dict[str, Any]:
@@ -53,8 +56,32 @@ def loads(settings: Settings) -> dict[str, Any]:
 
 def _json(settings: Settings, path: str) -> dict[str, Any] | None:
     try:
-        answer = requests.get(f"{base_url(settings)}{path}", timeout=_SECONDS)
-        found = answer.json() if answer.ok else None
-    except (requests.RequestException, ValueError):
+        status, text = _ask(settings, "GET", path)
+        found = json.loads(text) if status < 400 else None
+    except (OSError, http.client.HTTPException, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _host(settings: Settings) -> str:
+    return "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
+
+
+def _ask(
+    settings: Settings, method: str, path: str, body: Any = None, *, seconds: float | None = None
+) -> tuple[int, bytes]:
+    """(status, body) of one request on a connection of its own.
+
+    Raises:
+        ConnectionError: nobody listens, or whoever does hangs up.
+        OSError, HTTPException: no answer in time (seconds without a byte), or one that is not HTTP.
+    """
+    connection = http.client.HTTPConnection(_host(settings), settings.port, timeout=seconds or _SECONDS)
+    try:
+        content = None if body is None else json.dumps(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method, path, content, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()

@@ -11,10 +11,9 @@ from typing import Any
 
 from . import clock, kept, lease
 from .managers import manager_for
-from .rollback import restore
 from .services import GUARD_UNIT, JOB_UNIT
+from .serving import serving_units
 from .settings import HostError, Settings
-from .switch import serving_units
 
 _LOOK_SECONDS = 2.0
 _WHY = "sweep"
@@ -63,6 +62,8 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
         lease.drop(settings)
         return {"phase": "restored", "serving": [], "failure": None}
     # A guard that finds its sweep's controller gone cannot know a winner: what served before is the safe answer.
+    from .rollback import restore  # a sweep that begins restores nothing
+
     units = [] if (after or held["after"]) == "stopped" else held["previous"]
     kept.take_back(settings, units, _WHY)
     said = restore(settings, units, f"{token}-end")

@@ -16,8 +16,8 @@ from ..load.workload import Workload, WorkloadError
 from . import engine_http, forms, jobs, records
 from .managers import manager_for
 from .services import engine_unit
+from .serving import running
 from .settings import HostError, Settings, read_json, write_json
-from .switch import running
 
 _WARMED = "warmed.json"
 _PROGRESS_SECONDS = 0.5

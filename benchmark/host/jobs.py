@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from .settings import HostError, Settings, read_json, write_json
 
 _CURRENT, _PROGRESS, _RESULT = "job.json", "job-progress.json", "job-result.json"
 _LOOK_SECONDS = 0.2
+_CARRIED_BYTES = 512 << 10
+"""A raw file of several hundred requests; the measured ones of docs/evidence are all smaller."""
 
 
 def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -> dict[str, Any]:
@@ -27,7 +30,8 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
     Returns:
         {"phase": "running" | "done" | "left" | "failed", "changed", "progress": {...}, "point": {...},
         "failure": str, "reason": why it was left, "record": the whole record as JSON once the point is done,
-        "seconds": from being asked for to its result, the load generator's start and warm-up included}.
+        "requests": {name of its raw file: content in base64} unless that is large, "seconds": from being asked for to
+        its result, the load generator's start and warm-up included}.
 
     Raises:
         HostError: another point is being measured.
@@ -182,7 +186,19 @@ def _done(settings: Settings, spec: dict[str, Any], point: rec.Point | None, *, 
     }
     record = records.text(settings, spec["configuration"], spec["fingerprint"])
     told = {"phase": "done", "changed": changed, "point": shown, "progress": {}, "failure": None, "record": record}
-    return told | {"seconds": _took(settings) if changed else 0.0}
+    return told | {"requests": _requests(settings, spec, point), "seconds": _took(settings) if changed else 0.0}
+
+
+def _requests(settings: Settings, spec: dict[str, Any], point: rec.Point) -> dict[str, str]:
+    """The point's raw file, to go with the answer; one that is large is fetched by itself."""
+    if not point.raw:
+        return {}
+    path = records.folder(settings, spec["configuration"], spec["fingerprint"]) / point.raw
+    try:
+        small = path.stat().st_size <= _CARRIED_BYTES
+        return {point.raw: base64.b64encode(path.read_bytes()).decode()} if small else {}
+    except FileNotFoundError:
+        return {}
 
 
 def _took(settings: Settings) -> float:

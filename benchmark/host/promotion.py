@@ -8,8 +8,8 @@ from typing import Any
 from . import forms, kept
 from .managers import manager_for
 from .services import configuration_of, engine_unit
+from .serving import running, serving_units
 from .settings import HostError, Settings, read_json, write_json
-from .switch import running, serving_units
 
 _PROMOTED = "promoted.json"
 _WHY = "promotion"

@@ -20,10 +20,10 @@ from ..campaign.ladder import reason_to_leave
 from ..engine import configuration as conf
 from ..load.further import after_ladder, drifted
 from ..load.workload import Workload, WorkloadError, named
-from . import engine_http, gpus, preflight, promotion
+from . import engine_http, gpus, promotion
 from .services import engine_unit
+from .serving import running
 from .settings import HostError, Settings, write_bytes
-from .switch import running
 
 GIB = 1 << 30
 _KEY = re.compile(r"[A-Za-z0-9]+(-s[1-9][0-9]*)?")
@@ -160,7 +160,7 @@ def fingerprint_of(context: dict[str, Any], devices: list[gpus.Gpu]) -> dict[str
     configuration = context["configuration"]
     return {
         "arguments": context["arguments"],
-        "environment": configuration["environment"],
+        "environment": conf.measured_environment(configuration["environment"], context.get("environment")),
         "engine": context["engine"],
         "model": context["model"],
         "workload": context["workload"],
@@ -181,6 +181,8 @@ def is_complete(record: rec.Record) -> bool:
 def _new(
     settings: Settings, context: dict[str, Any], devices: list[gpus.Gpu], fingerprint: str, of: dict[str, Any]
 ) -> rec.Record:
+    from .preflight import for_record  # of a new record only; other verbs need none of it
+
     configuration = context["configuration"]
     known = {key: configuration.get(key) for key in ("name", "description", "against", "hypothesis")}
     return rec.Record(
@@ -197,7 +199,7 @@ def _new(
         ),
         host=rec.Host(
             name=context["host"],
-            **preflight.for_record(settings, gpus.summary(devices)),
+            **for_record(settings, gpus.summary(devices)),
             driver=devices[0].driver if devices else None,
             hardware=context.get("hardware"),
         ),

@@ -8,8 +8,9 @@ from typing import Any
 from . import kept, lease
 from .managers import manager_for
 from .services import configuration_of
+from .serving import running
 from .settings import HostError, Settings, read_json, write_json
-from .switch import running, switch
+from .switch import switch
 
 
 def restore(settings: Settings, units: list[str], token: str, *, seconds: float = 5.0) -> dict[str, Any]:

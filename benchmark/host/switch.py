@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import lifecycle
-from . import clock, engine_http, forms, kept, lease, patience, processes
+from . import clock, engine_http, forms, kept, lease, patience
 from .managers import manager_for
-from .services import JOB_UNIT, Manager, ServiceState, configuration_of, engine_unit
+from .services import JOB_UNIT, Manager, ServiceState, engine_unit
+from .serving import note_start, running, serving_units
 from .settings import Settings, locked, read_json, write_json
 from .stop import StuckError, stop_step
 
-_SWITCH, _RUNNING = "switch.json", "running.json"
+_SWITCH = "switch.json"
 _STEP_SECONDS = 0.5
 LOG_BYTES = 8 << 20
 """More than any start writes; a log that is longer is read from its start's end backwards."""
@@ -56,19 +57,6 @@ def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline
         if state["phase"] not in ("stopping", "starting") or time.monotonic() + _STEP_SECONDS > deadline:
             break
         time.sleep(_STEP_SECONDS)
-
-
-def running(settings: Settings) -> dict[str, Any]:
-    """{unit: {"fingerprint", "started_at", "configuration"}} of the last start of each of our engines."""
-    known = read_json(settings.state / _RUNNING, {})
-    return {unit: start for unit, start in known.items() if forms.has(start, forms.Start)}
-
-
-def serving_units(settings: Settings, manager: Manager, yields: list[str]) -> list[str]:
-    """The engines that run now, or of which processes are left: ours, and those that make room."""
-    ours = [unit for unit in manager.units() if configuration_of(unit)]
-    left = processes.marked(settings.state)
-    return [unit for unit in dict.fromkeys([*ours, *yields]) if unit in left or manager.state(unit).running]
 
 
 def _begin(
@@ -138,7 +126,7 @@ def _start(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
         "began": clock.mark(),
         "log_offset": log.stat().st_size if log.exists() else 0,
     }
-    write_json(settings.state / _RUNNING, running(settings) | {unit: state["start"]})
+    note_start(settings, unit, state["start"])
     state["phase"] = "starting"
 
 
@@ -170,7 +158,7 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
             state["start"].setdefault("ready_seconds", elapsed)
             state["start"]["ready_fingerprint"] = state["fingerprint"]
             kept.keep(settings, unit)
-            write_json(settings.state / _RUNNING, running(settings) | {unit: state["start"]})
+            note_start(settings, unit, state["start"])
             return
         state["waiting_for"] = f"{state['configuration']} to generate a token ({refusal})"
     weights = patience.model_bytes((seen.figures.get("server_args") or {}).get("model_path", ""))

@@ -1,10 +1,13 @@
-"""Configurations for playbooks. Each filter hands over to benchmark.engine and turns its errors into Ansible's."""
+"""Configurations for playbooks. Each filter hands over to benchmark.engine and turns its errors into Ansible's.
+
+Each task that names a filter loads this anew in its worker; the planner, which is large, waits for its own filters.
+"""
 
 from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.shardsweep.serving.benchmark.engine import configuration as conf
-from ansible_collections.shardsweep.serving.benchmark.engine import flags, sweep, unit
+from ansible_collections.shardsweep.serving.benchmark.engine import flags, unit
 from ansible_collections.shardsweep.serving.benchmark.engine import share as sharing
 
 
@@ -13,6 +16,12 @@ def _said(function, *arguments):
         return function(*arguments)
     except ValueError as error:
         raise AnsibleFilterError(str(error)) from error
+
+
+def _planner():
+    from ansible_collections.shardsweep.serving.benchmark.engine import sweep
+
+    return sweep
 
 
 def resolve_configuration(name, catalogue, site=None):
@@ -27,17 +36,17 @@ def resolve_configuration(name, catalogue, site=None):
 
 def plan_sweep(wanted, catalogue, site, setting):
     """What a sweep will do: each configuration, resolved, with the plan's verdict; doubtful ones last."""
-    return _said(sweep.plan, wanted, catalogue, site, setting)
+    return _said(_planner().plan, wanted, catalogue, site, setting)
 
 
 def plan_command_lines(planned, release, own):
     """Command lines by name, of a plan's configurations that are not rejected."""
-    return _said(sweep.command_lines, planned, release, own)
+    return _said(_planner().command_lines, planned, release, own)
 
 
 def plan_refused(planned, refused):
     """A plan with those rejected that the engine's own argument parser refuses: {name: its message}."""
-    return _said(sweep.refuse, planned, refused)
+    return _said(_planner().refuse, planned, refused)
 
 
 def share_sweep(plan, hosts, host):
@@ -64,6 +73,15 @@ def launch_lines(configuration, release, own):
 def launch_environment(configuration, own):
     """A configuration's environment over the host's own, as the engine's process is to see it."""
     return _said(conf.launch_environment, configuration["environment"], own, configuration["engine"])
+
+
+def communication_run(configuration, own):
+    """What the communication check is to imitate of a configuration: {name, environment, engine}."""
+    return {
+        "name": configuration["name"],
+        "environment": launch_environment(configuration, own),
+        "engine": configuration["engine"],
+    }
 
 
 def environment_warnings(configuration, own):
@@ -97,6 +115,7 @@ class FilterModule:
             "sweep_context": sweep_context,
             "launch_lines": launch_lines,
             "launch_environment": launch_environment,
+            "communication_run": communication_run,
             "environment_warnings": environment_warnings,
             "fingerprint": fingerprint,
             "systemd_argument": systemd_argument,

@@ -19,7 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hub import COMMIT, REPOSITORY, Hub
+
+from benchmark.engine import sweep
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".shardsweep/install"
@@ -91,8 +94,11 @@ def measure(release: str, options: argparse.Namespace) -> dict[str, Any]:
     see(venv.resolve() == Path(fact["venv"]), "the link in use leads elsewhere")
     nvcc = (FOLDER / "sglang/cuda/bin/nvcc").resolve()
     see(nvcc.stat().st_mode & 0o005 == 0o005, f"{nvcc} may not be run by every user")
+    taken, seconds = ask(release, venv / "bin/python")
     return {
         "release": release,
+        "command_lines": taken,
+        "parser_seconds": round(seconds, 1),
         "day": time.strftime("%Y-%m-%d"),
         "first_run_seconds": round(first_seconds),
         "first_run_changed": first_changed,
@@ -107,6 +113,33 @@ def measure(release: str, options: argparse.Namespace) -> dict[str, Any]:
         "processors": os.cpu_count(),
         "system": platform.platform(),
     }
+
+
+def ask(release: str, python: Path) -> tuple[int, float]:
+    """Ask the engine's own parser about the catalogue as a sweep does: (command lines that it takes, seconds).
+
+    It must take all that the plan does not reject, and refuse a flag and a value that it does not know.
+    """
+    catalogue = yaml.safe_load((ROOT / "group_vars/all/configs.yml").read_text())["sglang_configs"]
+    planned = sweep.plan(None, catalogue, None, {"release": release, "model": "kimi-k2.6"})
+    lines = sweep.command_lines(planned, release, {"model_path": "/m", "port": 30001})
+    wrong = {
+        "a_flag": ["--model-path", "/m", "--no-such-flag"],
+        "a_value": ["--model-path", "/m", "--tp-size", "eight"],
+    }
+    began = time.monotonic()
+    answer = subprocess.run(
+        [python, "-c", (ROOT / "roles/sglang_service/files/ask_parser.py").read_text(), "sglang", release],
+        input=json.dumps({**lines, **wrong}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    see(answer.returncode == 0, f"the parser of {release} could not be asked: {answer.stderr[-500:]}")
+    refused = json.loads(answer.stdout.splitlines()[-1])
+    see(refused.keys() == wrong.keys(), f"the parser of {release} refuses {refused}")
+    see("--no-such-flag" in refused["a_flag"] and "eight" in refused["a_value"], f"it says {refused}")
+    return len(lines), time.monotonic() - began
 
 
 def download(release: str, options: argparse.Namespace) -> None:
@@ -192,7 +225,11 @@ def table(figures: list[dict[str, Any]]) -> str:
     lines.append("")
     for one in figures:
         shown = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
-        lines += [f"{one['release']}: {one['flags']['sentence']} Versions: {shown}.", ""]
+        asked = (
+            f"The engine's own parser takes the {one['command_lines']} command lines of the catalogue that the plan "
+            f"does not reject, and refuses a wrong flag and a wrong value ({one['parser_seconds']} s)."
+        )
+        lines += [f"{one['release']}: {one['flags']['sentence']} {asked} Versions: {shown}.", ""]
     lines.append(f"On {figures[0]['day']}, {figures[0]['processors']} processors, {figures[0]['system']}.")
     return "\n".join(lines) + "\n"
 

@@ -107,8 +107,20 @@ class Site:
         )
 
     def stop(self) -> None:
-        if (self.state / "settings.json").exists():
-            self.play("playbooks/stop.yml")
+        """As stop.yml does, on each host, without a playbook's seconds."""
+        for settings in self.folder.rglob("settings.json"):
+            words = [
+                str(self.tools / "venv/bin/shardsweep-host"),
+                "--settings",
+                str(settings),
+                "stop",
+                "--token",
+                "end",
+            ]
+            for _ in range(60):
+                told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+                if told.returncode or json.loads(told.stdout)["phase"] in ("stopped", "failed"):
+                    break
 
 
 def run(command: list[str], cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
@@ -146,3 +158,20 @@ def site(tmp_path, tools):
     made = Site(tmp_path, tools, free_port())
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def _shared_site(tmp_path_factory, tools):
+    made = Site(tmp_path_factory.mktemp("served"), tools, free_port())
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def served(_shared_site) -> Site:
+    """A site that serves ep4, shared by tests that leave it so; deployed again only where one did not."""
+    _shared_site.variables.clear()
+    if not (_shared_site.state / "settings.json").exists() or _shared_site.serving() != ["sglang-ep4"]:
+        done = _shared_site.play("deploy.yml", config="ep4", interrupt=True)
+        assert done.returncode == 0, said(done)
+    return _shared_site

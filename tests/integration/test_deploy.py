@@ -93,33 +93,30 @@ def test_a_yaml_error_in_the_catalogue_is_shown_with_its_line(site, tmp_path):
     assert f"{broken}:" in said(refused)
 
 
-def test_what_serves_is_not_stopped_without_a_word(site):
-    assert site.play("deploy.yml", config="ep4").returncode == 0
-    refused = site.play("deploy.yml", config="ep8")
+def test_what_serves_is_not_stopped_without_a_word(served):
+    refused = served.play("deploy.yml", config="ep8")
     assert refused.returncode != 0
     assert "sglang-ep4 serves on here and would be stopped. Say -e interrupt=true" in said(refused)
-    assert site.serving() == ["sglang-ep4"]
+    assert served.serving() == ["sglang-ep4"]
 
 
-def test_a_start_that_fails_brings_back_what_served(site):
-    assert site.play("deploy.yml", config="ep4").returncode == 0
-    failed = site.play("deploy.yml", config="tp4ep2", interrupt=True)
+def test_a_start_that_fails_brings_back_what_served(served):
+    failed = served.play("deploy.yml", config="tp4ep2", interrupt=True)
     assert failed.returncode != 0
     text = said(failed)
     assert "tp4ep2 did not start: The weights do not fit over 4 GPUs" in text
     assert "sglang-ep4 served before and serves again." in text
-    assert site.serving() == ["sglang-ep4"]
-    assert site.ask("/health").status_code == 200
+    assert served.serving() == ["sglang-ep4"]
+    assert served.ask("/health").status_code == 200
 
 
-def test_a_changed_configuration_that_fails_comes_back_as_it_was(site):
-    assert site.play("deploy.yml", config="ep4").returncode == 0
+def test_a_changed_configuration_that_fails_comes_back_as_it_was(served):
     entry = {"extends": "ep8_tuned", "engine": {"ep_size": 4, "mem_fraction_static": 0.5}}
-    site.variables["sglang_site_configs"] = {"ep4": entry}
-    failed = site.play("deploy.yml", config="ep4")
+    served.variables["sglang_site_configs"] = {"ep4": entry}
+    failed = served.play("deploy.yml", config="ep4")
     assert failed.returncode != 0
     assert "sglang-ep4 served before and serves again." in said(failed)
-    assert site.ask("/server_info").json()["mem_fraction_static"] == 0.88
+    assert served.ask("/server_info").json()["mem_fraction_static"] == 0.88
 
 
 def test_a_port_that_somebody_else_has_is_named_with_who_has_it(site):

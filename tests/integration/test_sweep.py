@@ -104,12 +104,11 @@ def test_a_hand_made_unit_makes_room_and_comes_back(site):
         time.sleep(0.2)
 
 
-def test_a_sweep_asks_before_it_stops_what_serves(site):
-    assert site.play("deploy.yml", config="ep4").returncode == 0
-    refused = site.play("sweep.yml", configs="ep8")
+def test_a_sweep_asks_before_it_stops_what_serves(served):
+    refused = served.play("sweep.yml", configs="ep8")
     assert refused.returncode != 0
     assert "sglang-ep4 serves on here and would be stopped" in said(refused)
-    assert site.serving() == ["sglang-ep4"]
+    assert served.serving() == ["sglang-ep4"]
 
 
 def test_the_last_host_down_takes_nothing_from_the_others(site):
@@ -194,24 +193,22 @@ def _kill_tree(pid: int) -> None:
         os.kill(victim, signal.SIGKILL)
 
 
-def test_two_sweeps_of_one_host_exclude_each_other(site):
-    assert site.play("deploy.yml", config="ep4").returncode == 0
-    held = site.verb("sweep-begin", "--token", "other", "--owner", "somebody else", "--after", "previous")
+def test_two_sweeps_of_one_host_exclude_each_other(served):
+    held = served.verb("sweep-begin", "--token", "other", "--owner", "somebody else", "--after", "previous")
     assert held["previous"] == ["sglang-ep4"]
-    refused = site.play("sweep.yml", configs="ep8", interrupt=True)
+    refused = served.play("sweep.yml", configs="ep8", interrupt=True)
     assert refused.returncode != 0
     assert "Another sweep holds this host: somebody else" in said(refused)
-    assert site.serving() == ["sglang-ep4"]
-    assert site.verb("observe")["lease"]["owner"] == "somebody else"
-    assert site.verb("sweep-end", "--token", "other", "--after", "winner")["phase"] == "restored"
+    assert served.serving() == ["sglang-ep4"]
+    assert served.verb("observe")["lease"]["owner"] == "somebody else"
+    assert served.verb("sweep-end", "--token", "other", "--after", "winner")["phase"] == "restored"
 
 
-def test_an_unknown_workload_is_refused_before_anything_is_stopped(site):
-    assert site.play("deploy.yml", config="ep4").returncode == 0
-    refused = site.play("sweep.yml", configs="ep8", workload="qick", interrupt=True)
+def test_an_unknown_workload_is_refused_before_anything_is_stopped(served):
+    refused = served.play("sweep.yml", configs="ep8", workload="qick", interrupt=True)
     assert refused.returncode != 0
     assert "there is no workload 'qick'; shipped are quick, chat" in said(refused)
-    assert site.serving() == ["sglang-ep4"]
+    assert served.serving() == ["sglang-ep4"]
 
 
 def test_an_inventory_that_matches_no_host_says_so(site):

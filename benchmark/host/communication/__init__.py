@@ -9,23 +9,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ...engine.communication import Messages, messages
+from ...engine.hardware import Host
+from ...engine.sweep import known_host, known_model
 from .. import gpus, processes
 from ..bounded import run as run_command
 from ..managers import manager_for
 from ..preflight import pcie, remember, smi
 from ..preflight.check import Check, counted, lines
+from ..serving import serving_units
 from ..settings import HostError, Settings, read_json, write_json
-from ..switch import serving_units
 from .group import Request
 
 FOLDER, STATE, PLAN, RESULT = "communication", "state.json", "plan.json", "result.json"
 _LOOK_SECONDS = 0.2
 _SIZES_WITHOUT_GPU = (1 << 10, 32 << 10, 1 << 20)
+_KIMI_K2 = Messages(tokens=(8192,), hidden=7168, all_reduces=123, groups=())
+"""Where the model or the GPU is not known: two all-reduces for each of 61 layers, and the embedding's."""
 _PASSED_ON = ("NCCL_", "CUDA_", "TORCH_", "LD_LIBRARY_PATH", "PATH")
 """Of an engine's environment. The rest (tokens and keys among it) is not the ranks' business."""
 
@@ -35,6 +41,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     environment: dict[str, str] = {}
+    engine: dict[str, Any] = {}
+    """Their flags, which say what groups talk; tensor parallelism over all GPUs without any."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +51,15 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     """The engine's."""
     runs: list[Run]
+    environment: dict[str, str] = {}
+    """Of every engine on the host, which those of the runs contain."""
     seconds: float = 120.0
     """Hard limit of each group of ranks."""
-    hidden: int = 7168
-    all_reduces: int = 123
-    tokens: tuple[int, ...] = (1, 8, 64, 256)
+    model: str = ""
+    """Its folder or shipped name: its hidden size and all-reduces are taken."""
+    release: str = ""
+    ladder: tuple[int, ...] = (1, 8, 64, 256)
+    """Requests at once of a decode step; prefill chunks come from the engines' flags."""
     user: str | None = None
     ranks_without_gpu: int = 4
 
@@ -74,10 +86,12 @@ def communication(settings: Settings, said: Mapping[str, Any], token: str, *, se
             return _unneeded("the engine is simulated, and so are its GPUs: nothing to send")
         if _alive(state):
             raise HostError("Another communication check is under way. Wait for it, at most a few minutes.")
-        planned = plan(spec, *_devices(settings))
+        found = gpus.gpus(settings)
+        host = known_host([{"name": gpu.name} for gpu in found])
+        planned = plan(spec, len(found), _farthest(settings, len(found)), host)
         if not planned:
             return _unneeded("one GPU: nobody to talk to")
-        state = _start(settings, planned, token)
+        state = _start(settings, planned, spec, token)
     deadline = time.monotonic() + seconds
     while (result := read_json(folder / RESULT, {})).get("token") != token:
         if not _alive(state):
@@ -86,7 +100,8 @@ def communication(settings: Settings, said: Mapping[str, Any], token: str, *, se
             return _answer("running", [])
         time.sleep(_LOOK_SECONDS)
     checks = msgspec.convert(result["checks"], list[Check])
-    remember(settings, {"communication": {key: result[key] for key in ("at", "runs", "checks", "allreduce")}})
+    kept = ("at", "runs", "checks", "allreduce", "environment")
+    remember(settings, {"communication": {key: result[key] for key in kept}})
     return _answer("done", checks) | {"runs": result["runs"]}
 
 
@@ -100,59 +115,67 @@ def _spec(said: Mapping[str, Any]) -> Spec:
     return spec
 
 
-def _devices(settings: Settings) -> tuple[int, tuple[int, int]]:
-    """How many GPUs, and the two that are farthest apart."""
-    count = len(gpus.gpus(settings))
+def _farthest(settings: Settings, count: int) -> tuple[int, int]:
+    """The two GPUs that are farthest apart."""
     told = run_command([*settings.nvidia_smi, "topo", "-m"], environment=settings.environment) if count else None
-    return count, pcie.worst_pair(smi.topology(told.text) if told else None, count)
+    return pcie.worst_pair(smi.topology(told.text) if told else None, count)
 
 
-def plan(spec: Spec, count: int, pair: tuple[int, int]) -> list[Planned]:
-    """For each environment a pair (the two GPUs farthest apart) and all GPUs; equal environments once.
+def plan(spec: Spec, count: int, pair: tuple[int, int], host: Host | None = None) -> list[Planned]:
+    """For each environment a pair (the two GPUs farthest apart), the groups that its configurations form, and all
+    GPUs; equal environments once.
 
     Without a GPU the ranks use gloo: that proves the check, not the host. One GPU has nobody to talk to.
     """
     if count == 1:
         return []
-    groups = [list(pair)] if count else [[]]
-    if count > 2:
-        groups.append(list(range(count)))
-    named: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    alike: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in spec.runs:
         kept = {name: text for name, text in run.environment.items() if name.startswith(_PASSED_ON)}
-        named.setdefault(tuple(sorted(kept.items())), []).append(run.name)
+        alike.setdefault(tuple(sorted(kept.items())), []).append(run)
     planned = []
-    for environment, names in named.items():
-        requests = [_request(spec, dict(environment), members, count) for members in groups]
+    for environment, runs in alike.items():
+        sent = _messages(spec, [run.engine for run in runs], count, host)
+        groups = [list(pair)] if count else [[]]
+        groups += [list(range(size)) for size in sorted({*sent.groups, count}) if 2 < size <= count]
+        requests = [_request(spec, sent, dict(environment), members, count) for members in groups]
         if not count:
             requests.append(msgspec.structs.replace(requests[0], ranks=max(2, spec.ranks_without_gpu)))
-        planned.append(Planned(name=", ".join(names), requests=requests))
+        planned.append(Planned(name=", ".join(run.name for run in runs), requests=requests))
     return planned
 
 
-def _request(spec: Spec, environment: dict[str, str], members: list[int], count: int) -> Request:
-    known: dict[str, Any] = {} if count else {"bytes": _SIZES_WITHOUT_GPU, "tokens": spec.tokens[:1], "backend": "gloo"}
+def _messages(spec: Spec, engines: Sequence[Mapping[str, Any]], count: int, host: Host | None) -> Messages:
+    shape = known_model(spec.model)
+    if shape is None or host is None:
+        return replace(_KIMI_K2, tokens=(*sorted(set(spec.ladder)), *_KIMI_K2.tokens))
+    return messages([engine or {"tp_size": count} for engine in engines], shape, host, spec.release, spec.ladder)
+
+
+def _request(spec: Spec, sent: Messages, environment: dict[str, str], members: list[int], count: int) -> Request:
+    known: dict[str, Any] = {} if count else {"bytes": _SIZES_WITHOUT_GPU, "tokens": sent.tokens[:1], "backend": "gloo"}
     return Request(
         python=spec.python,
         environment=environment,
         ranks=len(members) or 2,
         gpus=members,
         whole=len(members) == count,
-        hidden=spec.hidden,
-        all_reduces=spec.all_reduces,
+        hidden=sent.hidden,
+        all_reduces=sent.all_reduces,
         seconds=spec.seconds,
         user=spec.user,
-        **({"tokens": spec.tokens} | known),
+        **({"tokens": sent.tokens} | known),
     )
 
 
-def _start(settings: Settings, planned: Sequence[Planned], token: str) -> dict[str, Any]:
+def _start(settings: Settings, planned: Sequence[Planned], spec: Spec, token: str) -> dict[str, Any]:
     if serving := _serving(settings):
         raise HostError(f"{serving[0]} serves here and the check would disturb it. Stop it first: playbooks/stop.yml.")
     folder = settings.state / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT).unlink(missing_ok=True)
-    write_json(folder / PLAN, {"token": token, "planned": msgspec.to_builtins(planned)})
+    own = {name: text for name, text in spec.environment.items() if name.startswith("NCCL_")}
+    write_json(folder / PLAN, {"token": token, "environment": own, "planned": msgspec.to_builtins(planned)})
     with (folder / "check.log").open("wb") as out:
         # A session of its own: it outlives this verb, and its own limits end it when nobody asks again.
         process = subprocess.Popen(

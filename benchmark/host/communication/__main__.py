@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ def main(folder: Path, script: Path = RANKS) -> None:
     for number, planned in enumerate(msgspec.convert(plan["planned"], list[Planned])):
         results = _groups(planned, folder / str(number), script)
         checks += judge(planned.name, results)
-        measured = measured or _allreduce(results)
         nccl = {n: v for n, v in planned.requests[0].environment.items() if n.startswith("NCCL_")}
+        measured += _allreduce(results, nccl)
         told.append({"name": planned.name, "environment": nccl, "results": msgspec.to_builtins(results)})
     write_json(
         folder / RESULT,
@@ -36,6 +36,8 @@ def main(folder: Path, script: Path = RANKS) -> None:
             "runs": told,
             "checks": msgspec.to_builtins(checks),
             "allreduce": measured,
+            # NCCL's variables of every engine on the host.
+            "environment": plan.get("environment") or {},
         },
     )
 
@@ -50,10 +52,15 @@ def _groups(planned: Planned, folder: Path, script: Path) -> list[Result]:
     return results
 
 
-def _allreduce(results: Sequence[Result]) -> list[dict[str, Any]]:
+def _allreduce(results: Sequence[Result], environment: Mapping[str, str]) -> list[dict[str, Any]]:
     """What `benchmark.engine.hardware.AllReduce` takes: all-reduces of one size inside a CUDA graph."""
     return [
-        {"group": result.ranks, "bytes": step["bytes"], "seconds": step["all_reduce_seconds"]}
+        {
+            "group": result.ranks,
+            "bytes": step["bytes"],
+            "seconds": step["all_reduce_seconds"],
+            "environment": dict(environment),
+        }
         for result in results
         for step in result.steps
         if step["graph"]

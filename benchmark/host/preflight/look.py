@@ -12,8 +12,8 @@ import msgspec
 from .. import processes
 from ..bounded import ABSENT, Answer, run
 from ..managers import manager_for
+from ..serving import serving_units
 from ..settings import HostError, Settings
-from ..switch import serving_units
 from . import smi
 from .cards import Holder
 from .hints import GRUB, MODPROBE

@@ -48,6 +48,23 @@ def test_the_catalogue_says_what_is_wrong_without_another_page():
     assert "num_continuous_decode_steps is parsed by SGLang 0.5.11 and read by nothing" in text
 
 
+def test_hardware_from_what_nvidia_smi_printed(catalogue, tmp_path):
+    """A card with 12 GiB less holds that much less of KV cache, times its fraction, and the same weights."""
+    told = tmp_path / "gpus.csv"
+    told.write_text("name, memory.total [MiB], pcie.link.gen.max\nNVIDIA H200, 143771 MiB, 5\n")
+    assert planned(*catalogue, "--hardware", told) == planned(*catalogue)
+    told.write_text("name, memory.total [MiB], pcie.link.gen.max\nNVIDIA H200, 131483 MiB, 5\n")
+    small, whole = planned(*catalogue, "--hardware", told), planned(*catalogue)
+    assert small["weights_bytes"] == whole["weights_bytes"]
+    # 12,288 MiB less at a fraction of 0.7.
+    fewer = (whole["memory"]["kv_pool_bytes"] - small["memory"]["kv_pool_bytes"]) / 2**20
+    assert fewer == pytest.approx(0.7 * 12288, rel=0.01)
+    told.write_text("no GPU here\n")
+    refused = plan("one", *catalogue, "--hardware", told)
+    assert refused.exit_code == 2
+    assert "nvidia-smi told no GPU" in refused.stderr
+
+
 def test_exit_status_follows_the_verdict(catalogue):
     assert plan("tp8").exit_code == 0
     assert plan("tp8", "tp2ep4").exit_code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 
@@ -12,9 +13,13 @@ from benchmark.campaign import __main__ as verbs
 from benchmark.campaign import record as rec
 
 
-def put(folder, monkeypatch, capsys, *points) -> dict:
-    record = a_record(points=list(points), outcome="measured")
-    monkeypatch.setattr("sys.stdin", io.StringIO(rec.dump(record).decode()))
+def put(folder, monkeypatch, capsys, *points, requests=None) -> dict:
+    """Without `requests` the record alone, else the answer of the host's verb `measure`."""
+    said = rec.dump(a_record(points=list(points), outcome="measured")).decode()
+    if requests is not None:
+        carried = {name: base64.b64encode(content).decode() for name, content in requests.items()}
+        said = json.dumps({"phase": "done", "record": said, "requests": carried})
+    monkeypatch.setattr("sys.stdin", io.StringIO(said))
     assert verbs.main(["--campaigns", str(folder), "--campaign", "c", "put", "--host", "h1"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -33,3 +38,26 @@ def test_requests_are_asked_for_once_and_again_when_their_point_was_measured_aga
     assert put(tmp_path, monkeypatch, capsys, again)["missing"] == [raw.name]
     # A controller that is killed before it has fetched them asks again.
     assert put(tmp_path, monkeypatch, capsys, again)["missing"] == [raw.name]
+
+
+def test_requests_that_come_with_the_record_are_kept_and_not_asked_for(tmp_path, monkeypatch, capsys):
+    name = "requests-quick-c001.jsonl.zst"
+    first = measured("2026-01-01T00:00:00Z")
+    said = put(tmp_path, monkeypatch, capsys, first, requests={name: b"of the first"})
+    assert said["missing"] == []
+    raw = tmp_path / "c/h1/ep4" / ("f" * 64) / name
+    assert raw.read_bytes() == b"of the first"
+    put(tmp_path, monkeypatch, capsys, measured("2026-01-02T00:00:00Z"), requests={name: b"of the second"})
+    assert raw.read_bytes() == b"of the second"
+
+
+def test_only_files_that_the_record_names_are_kept(tmp_path, monkeypatch, capsys):
+    carried = {"../../elsewhere": b"x", "record.json": b"x"}
+    said = put(tmp_path, monkeypatch, capsys, measured("2026-01-01T00:00:00Z"), requests=carried)
+    assert said["missing"] == ["requests-quick-c001.jsonl.zst"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        ".lock",
+        ".record-copy.json",
+        "record.json",
+    ]
+    assert rec.load((tmp_path / "c/h1/ep4" / ("f" * 64) / "record.json").read_bytes(), "it").points

@@ -160,6 +160,14 @@ def test_the_hosts_environment_is_read_as_a_configurations_is():
     ]
 
 
+def test_what_of_the_environments_makes_another_measurement():
+    """A transport that the host switches off for all its engines does; where CUDA lies does not."""
+    own = {"CUDA_HOME": "/opt/cuda", "PATH": "/bin", "NCCL_P2P_DISABLE": True, "NCCL_IB_DISABLE": 1}
+    measured = conf.measured_environment({"NCCL_IB_DISABLE": "", "CUDA_VISIBLE_DEVICES": "0"}, own)
+    assert measured == {"NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    assert conf.measured_environment({}, {"PATH": "/usr/bin", "CUDA_HOME": "/usr/local/cuda"}) == {}
+
+
 @pytest.mark.parametrize(
     ("environment", "own", "engine", "words"),
     [

@@ -60,9 +60,32 @@ def test_a_sweeps_plan_uses_what_its_host_measured():
     assert p2p["expected"] != assumed["expected"]
 
 
+def test_each_configuration_is_planned_with_its_own_transport():
+    """On two H200s one all-reduce of a token took 16.6 us by P2P; through host memory it is another table."""
+    both = [row | {"environment": {"NCCL_NVLS_ENABLE": "0"}} for row in rows("p2p_cumem.log")]
+    shm = {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "1"}
+    both += [row | {"environment": shm} for row in rows("shm.log")]
+    host = find_host("2x H200", allreduce=allreduce_rows(both), environment=(("NCCL_NVLS_ENABLE", "0"),))
+    assumed = allreduce_seconds(find_host("2x H200"), 2, 14336)
+    for log, environment in (
+        ("p2p_cumem.log", {}),
+        ("p2p_cumem.log", {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1"}),  # these move no byte
+        ("shm.log", {"NCCL_P2P_DISABLE": True}),
+    ):
+        told = next(row["seconds"] for row in rows(log) if row["bytes"] == 14336)
+        assert allreduce_seconds(host.under(environment), 2, 14336).expected == pytest.approx(told)
+    # Nothing was measured so.
+    assert allreduce_seconds(host.under({"NCCL_ALGO": "Tree"}), 2, 14336) == assumed
+    assert allreduce_seconds(host.under({"NCCL_NVLS_ENABLE": ""}), 2, 14336) == assumed
+    # Rows of earlier versions do not say in which environment: they count for all.
+    older = find_host("2x H200", allreduce=allreduce_rows(rows("shm.log"))).under({"NCCL_ALGO": "Tree"})
+    assert len(older.allreduce) == len(rows("shm.log"))
+
+
 @pytest.mark.parametrize(
     "damaged", [None, "fast", [None], [{"group": 2}], [{"group": 1, "bytes": 9, "seconds": 1e-5}],
-                [{"group": 2, "bytes": 9, "seconds": float("nan")}], [{"group": 2, "bytes": 9, "seconds": -1}]],
+                [{"group": 2, "bytes": 9, "seconds": float("nan")}], [{"group": 2, "bytes": 9, "seconds": -1}],
+                [{"group": 2, "bytes": 9, "seconds": 1e-5, "environment": 7}]],
 )  # fmt: skip
 def test_damaged_rows_are_left_out(damaged):
     assert allreduce_rows(damaged) == ()

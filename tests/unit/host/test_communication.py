@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmark.engine.hardware import find_host
 from benchmark.host import communication as check
 from benchmark.host.communication import __main__ as runner
 from benchmark.host.communication import group, nccl_log, verdict
@@ -238,6 +239,23 @@ def test_a_pair_and_then_all():
     assert pair.environment == {"NCCL_P2P_LEVEL": "SYS", "PATH": "/x"}  # no secrets reach the plan's file
 
 
+def test_the_messages_are_those_of_the_configurations():
+    """Kimi K2.6: 7,168 wide, 123 all-reduces; rungs, and the chunk of 8,192 that an RTX PRO 6000 has by default."""
+    engines = {"tp8": {"tp_size": 8}, "tp4_pp2": {"tp_size": 4, "pp_size": 2, "chunked_prefill_size": 2048}}
+    runs = [check.Run(name=name, engine=engine) for name, engine in engines.items()]
+    asked = check.Spec(python="/p", runs=runs, model="kimi-k2.6", release="0.5.11", ladder=(1, 64))
+    (planned,) = check.plan(asked, 8, (0, 5), find_host("8x RTX PRO 6000 Blackwell"))
+    assert planned.name == "tp8, tp4_pp2"
+    # The pair that is farthest apart; pp2's stages of four, which are GPUs 0 to 3 first; all.
+    assert [request.gpus for request in planned.requests] == [[0, 5], [0, 1, 2, 3], list(range(8))]
+    assert {(r.tokens, r.hidden, r.all_reduces) for r in planned.requests} == {((1, 64, 2048, 8192), 7168, 123)}
+
+
+def test_a_model_that_is_not_known_is_taken_for_kimi_k2():
+    (planned,) = check.plan(spec({}), 2, (0, 1), find_host("2x H200"))
+    assert [(r.tokens, r.hidden, r.all_reduces) for r in planned.requests] == [((1, 8, 64, 256, 8192), 7168, 123)]
+
+
 def test_equal_environments_are_tried_once():
     planned = check.plan(spec({"NCCL_DEBUG": "WARN"}, {}, {"NCCL_DEBUG": "WARN"}), 2, (0, 1))
     assert [p.name for p in planned] == ["c0, c2", "c1"]
@@ -265,10 +283,20 @@ def test_after_a_hang_of_the_pair_not_all_are_tried(tmp_path):
 
 
 def test_what_the_plan_of_a_configuration_can_use(tmp_path):
-    planned = check.Planned(name="ep8", requests=[request()])
-    write_json(tmp_path / check.PLAN, {"token": "t", "planned": msgspec.to_builtins([planned])})
+    """Each configuration's own NCCL variables stand with what was measured in them."""
+    planned = [
+        check.Planned(
+            name="ep8", requests=[request(environment={"NCCL_P2P_LEVEL": "SYS", "PATH": os.environ["PATH"]})]
+        ),
+        check.Planned(name="ep8_shm", requests=[request(environment={"NCCL_P2P_DISABLE": "1"})]),
+    ]
+    write_json(tmp_path / check.PLAN, {"token": "t", "planned": msgspec.to_builtins(planned)})
     runner.main(tmp_path, ranks(tmp_path, GOOD))
-    assert read_json(tmp_path / check.RESULT)["allreduce"] == [{"group": 2, "bytes": 14336, "seconds": 2e-5}]
+    one = {"group": 2, "bytes": 14336, "seconds": 2e-5}
+    assert read_json(tmp_path / check.RESULT)["allreduce"] == [
+        one | {"environment": {"NCCL_P2P_LEVEL": "SYS"}},
+        one | {"environment": {"NCCL_P2P_DISABLE": "1"}},
+    ]
 
 
 # The verb

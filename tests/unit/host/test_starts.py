@@ -9,7 +9,7 @@ import pytest
 from builders import a_point
 
 from benchmark.campaign import record as rec
-from benchmark.host import records
+from benchmark.host import preflight, records
 from benchmark.host.settings import HostError, Settings, write_json
 
 
@@ -17,7 +17,7 @@ from benchmark.host.settings import HostError, Settings, write_json
 def settings(tmp_path, monkeypatch):
     monkeypatch.setattr(records.gpus, "gpus", lambda _: [])
     monkeypatch.setattr(records.engine_http, "loads", lambda _: {})
-    monkeypatch.setattr(records.preflight, "for_record", lambda *_: {"gpus": [], "details": {}})
+    monkeypatch.setattr(preflight, "for_record", lambda *_: {"gpus": [], "details": {}})
     return Settings(state=tmp_path, unit_directory=tmp_path / "units")
 
 
@@ -52,6 +52,14 @@ def test_each_start_has_a_record_of_its_own(settings):
     assert read(second).ladder == [64]
     known = records.fingerprints(settings, [context()])
     assert known["ep4"]["fingerprint"] == first["fingerprint"]
+
+
+def test_what_the_host_gives_every_engine_makes_another_measurement(settings):
+    """A transport switched off for the whole host is not measured by what was measured with it on."""
+    with_p2p = records.begin(settings, context() | {"environment": {"CUDA_HOME": "/opt/cuda"}})
+    without = records.begin(settings, context() | {"environment": {"NCCL_P2P_DISABLE": True}})
+    assert with_p2p["fingerprint"] == records.begin(settings, context())["fingerprint"] != without["fingerprint"]
+    assert read(without).fingerprint_of["environment"] == {"NCCL_P2P_DISABLE": "1"}
 
 
 def test_a_key_that_leads_elsewhere_is_refused(settings):
