@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from conftest import BIN, ROOT
@@ -14,24 +15,32 @@ from benchmark.campaign.store import Campaign
 pytestmark = pytest.mark.slow
 
 
-def test_what_was_under_way_goes_on_and_is_collected(site):
-    cut = site.folder / "cut"
+def breaking(site) -> Path:
+    """The site's host behind a connection that is lost while a file is there; the file's path."""
     site.hosts["here"] = {
         "ansible_connection": "breaking",
         "ansible_python_interpreter": str(BIN / "python"),
         "ansible_remote_tmp": str(site.folder / "tmp"),
     }
-    site.variables["sglang_benchmark_further"] = []
-    site.variables["sglang_benchmark_first_again"] = False
-    # A start that is looked at more than once.
-    site.variables["sglang_service_simulated_start_seconds"] = 8
+    return site.folder / "cut"
+
+
+def sweep(site, cut: Path, lost_at: str = "") -> subprocess.Popen:
     site.write()
     environment = site.environment() | {
         "ANSIBLE_CONNECTION_PLUGINS": str(ROOT / "tests/data/connection"),
         "BREAKING_CONNECTION": str(cut),
+        "BREAKING_AT": lost_at,
     }
     command = [str(BIN / "ansible-playbook"), "-i", str(site.inventory), "sweep.yml", "-e", "configs=ep8"]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_what_was_under_way_goes_on_and_is_collected(site):
+    cut = breaking(site)
+    # A start that is looked at more than once.
+    site.variables["sglang_service_simulated_start_seconds"] = 8
+    process = sweep(site, cut)
     lines, moments = [], iter(["Switch | stop what runs", "Point | measure ep8 at 1"])
     moment = next(moments)
     for line in process.stdout:
@@ -52,3 +61,30 @@ def test_what_was_under_way_goes_on_and_is_collected(site):
     while site.serving() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert site.serving() == []
+
+
+@pytest.mark.parametrize("verb", ["begin", "finish"])
+def test_one_that_is_lost_for_good_between_two_points_loses_nothing(site, verb):
+    """Before the first start, and after the last point: the host is given up, ends its sweep, and is swept again."""
+    cut = breaking(site)
+    site.variables["sglang_service_lease_seconds"] = 6
+    site.variables["sglang_benchmark_concurrencies"] = [1]
+    lost = sweep(site, cut, lost_at=f'"{verb}"')
+    output = lost.communicate(timeout=600)[0]
+    assert lost.returncode == 4, output
+    assert "unreachable=1" in output
+    campaign = Campaign(site.folder / "campaigns", "kimi-k2.6-quick")
+    before = [record.points for record in campaign.records() if record.points]
+    assert [[point.concurrency for point in points] for points in before] == ([] if verb == "begin" else [[1]])
+    deadline = time.monotonic() + 60
+    while site.serving() or site.verb("observe")["lease"] is not None:
+        assert time.monotonic() < deadline, site.verb("observe")
+        time.sleep(1)
+    cut.unlink()
+    again = sweep(site, cut)
+    output = again.communicate(timeout=600)[0]
+    assert again.returncode == 0, output
+    (record,) = campaign.records()
+    assert record.complete
+    assert [point.concurrency for point in record.points] == [1]
+    assert before in ([], [record.points])

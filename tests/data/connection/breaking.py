@@ -11,7 +11,8 @@ from ansible.plugins.connection.local import Connection as Local
 DOCUMENTATION = """
 name: breaking
 short_description: a local connection that can be lost
-description: Lost while the file that BREAKING_CONNECTION names is there.
+description: >-
+  Lost while the file that BREAKING_CONNECTION names is there; it comes to be there when a task sends BREAKING_AT.
 extends_documentation_fragment: [connection_pipelining]
 options: {}
 """
@@ -20,7 +21,10 @@ options: {}
 class Connection(Local):
     transport = "breaking"
 
-    def exec_command(self, *arguments, **options):
-        if Path(os.environ["BREAKING_CONNECTION"]).exists():
+    def exec_command(self, cmd, in_data=None, sudoable=True):
+        cut, moment = Path(os.environ["BREAKING_CONNECTION"]), os.environ.get("BREAKING_AT", "")
+        if moment and moment.encode() in (in_data or b""):
+            cut.touch()
+        if cut.exists():
             raise AnsibleConnectionFailure("Connection timed out")
-        return super().exec_command(*arguments, **options)
+        return super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
