@@ -301,4 +301,3 @@ def _variables(extra: list[str] | None) -> dict[str, Any]:
             raise typer.BadParameter(f"'{pair}' is not key=value.", param_hint="-e")
         found[key] = value
     return found
-

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from . import nodes
 from .calibration import Calibration, from_campaigns, read_records
 from .configuration import merge_catalogues, resolve, runnable_names
 from .flags import launch_arguments
@@ -31,8 +32,9 @@ def plan(
             "allreduce": what the host's communication check measured ([{"group", "bytes", "seconds"}]),
             "campaigns": a folder whose records correct the plan, "host": whose, "simulated": whether it is a simulated
             engine's plan (calibration.from_campaigns),
-            "workload": {...}, "ladder": [...], "plan": "on" | "off"}. With `off` only what certainly cannot start
-            is rejected, and what will not fit is tried.
+            "workload": {...}, "ladder": [...], "plan": "on" | "off",
+            "nodes": the hosts of its group (nodes.lacking)}. With `off` only what certainly cannot start is rejected,
+            and what will not fit is tried.
 
     Returns:
         [{"name", "verdict": "runs" | "doubtful" | "rejected", "sentence", "configuration", "workload", "plan"}].
@@ -153,6 +155,9 @@ def _entry(
     planned = plan_configuration(configuration, shape, host, setting["release"], workload, ladder, calibration)
     verdict, sentence = planned["verdict"], planned["sentence"]
     refused = any(rule["severity"] == "reject" for rule in planned.get("rules", []))
+    if verdict != "rejected" and "nodes" in setting and (why := nodes.lacking(configuration, setting["nodes"])):
+        verdict, sentence, refused = "rejected", why, True
+        planned |= {"verdict": verdict, "sentence": sentence, "risk": "does not start"}
     if verdict == "rejected" and str(setting.get("plan", "on")).lower() in ("off", "false", "no") and not refused:
         verdict = "runs"
     return {

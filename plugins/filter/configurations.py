@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.shardsweep.serving.benchmark.engine import configuration as conf
-from ansible_collections.shardsweep.serving.benchmark.engine import flags, sweep, unit
+from ansible_collections.shardsweep.serving.benchmark.engine import flags, nodes, sweep, unit
 from ansible_collections.shardsweep.serving.benchmark.engine import share as sharing
 
 
@@ -40,12 +40,16 @@ def plan_refused(planned, refused):
     return _said(sweep.refuse, planned, refused)
 
 
-def share_sweep(plan, hosts, host):
-    """A host's part of a plan that alike hosts share: each configuration once, the common baseline on each."""
+def share_sweep(plan, hosts, host, groups=None):
+    """A host's part of a plan that alike hosts share: each configuration once, the common baseline on each.
+
+    `groups`: nodes that a host is the first of, where those are several.
+    """
 
     names = [entry["name"] for entry in plan]
     baseline = sharing.baseline_of(entry["configuration"] for entry in plan)
-    mine = set(sharing.share(names, list(hosts), baseline)[host])
+    needs = {entry["name"]: node_count(entry["configuration"]) for entry in plan}
+    mine = set(sharing.share(names, list(hosts), baseline, needs, groups)[host])
     return [entry for entry in plan if entry["name"] in mine]
 
 
@@ -53,7 +57,21 @@ def sweep_context(entry, release, own, shared):
     """What the host is told of a configuration that it is to measure: itself, its command line, and what all share."""
     configuration = entry["configuration"]
     arguments = [word for line in launch_lines(configuration, release, own) for word in line]
-    return {**shared, "configuration": configuration, "arguments": arguments, "plan": entry.get("plan") or {}}
+    context = {**shared, "configuration": configuration, "arguments": arguments, "plan": entry.get("plan") or {}}
+    # A configuration of one node says nothing of others, whatever group the host is in.
+    group = context.pop("nodes", None) or []
+    several = node_count(configuration)
+    return {**context, "nodes": list(group[:several])} if several > 1 else context
+
+
+def node_count(configuration):
+    """Nodes that a configuration is spread over."""
+    return _said(nodes.count, configuration)
+
+
+def nodes_at_fault(answers):
+    """The failure of a configuration of several nodes, by the node at fault: [{"host", "answer"}] -> failure."""
+    return nodes.cause(answers)
 
 
 def launch_lines(configuration, release, own):
@@ -95,6 +113,8 @@ class FilterModule:
             "plan_refused": plan_refused,
             "share_sweep": share_sweep,
             "sweep_context": sweep_context,
+            "node_count": node_count,
+            "nodes_at_fault": nodes_at_fault,
             "launch_lines": launch_lines,
             "launch_environment": launch_environment,
             "environment_warnings": environment_warnings,
