@@ -251,7 +251,7 @@ CONSEQUENCES: tuple[tuple[re.Pattern[str], Builder], ...] = (
         ),
     ),
     (
-        re.compile(r"client socket has (?:timed out|failed).{0,200}?connect to \(?([^)]+?)\)?\.", re.IGNORECASE),
+        re.compile(r"client socket has (?:timed out|failed).{0,200}?connect to \(([^)]+)\)", re.IGNORECASE),
         plain(
             "first_node_missing",
             "The first node does not answer at {0}.",

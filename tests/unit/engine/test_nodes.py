@@ -27,12 +27,12 @@ GPUS = [{"name": "NVIDIA RTX PRO 6000 Blackwell Server Edition"}] * 8
 @pytest.mark.parametrize(
     ("layout", "node", "stages", "ranks"),
     [
-        (Layout(tp=16, nnodes=2), 0, range(0, 1), range(0, 8)),
-        (Layout(tp=16, nnodes=2), 1, range(0, 1), range(8, 16)),
-        (Layout(tp=8, pp=4, nnodes=2), 1, range(2, 4), range(0, 8)),
+        (Layout(tp=16, nnodes=2), 0, range(1), range(8)),
+        (Layout(tp=16, nnodes=2), 1, range(1), range(8, 16)),
+        (Layout(tp=8, pp=4, nnodes=2), 1, range(2, 4), range(8)),
         # Two nodes a stage: nodes 2 and 3 are the second stage's halves.
         (Layout(tp=8, pp=2, nnodes=4), 3, range(1, 2), range(4, 8)),
-        (Layout(tp=8), 0, range(0, 1), range(0, 8)),
+        (Layout(tp=8), 0, range(1), range(8)),
     ],
 )
 def test_ranks_of_a_node(layout, node, stages, ranks):
