@@ -178,13 +178,14 @@ def launch_lines(engine: Mapping[str, Any], release: str, own: Mapping[str, Any]
     Args:
         engine: the configuration's settings.
         own: the host's: {"model_path", "served_model_name", "host", "port"}, first in the line, "further",
-            settings that a configuration's own replace, and "node", those that only one of several nodes has.
+            settings that a configuration's own replace, and "node", those that only a node of several has.
 
     Raises:
         FlagError: as flag_arguments; or two spellings of one flag are both set.
     """
     own = dict(own or {})
     further = dict(own.pop("further", None) or {})
+    own.pop("group", None)
     node = own.pop("node", None) or {}
     if int(engine.get("nnodes") or 1) > 1:
         own |= node

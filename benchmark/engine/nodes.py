@@ -20,30 +20,35 @@ def count(configuration: Mapping[str, Any]) -> int:
     return Layout.from_engine(configuration.get("engine") or {}).nnodes
 
 
-def lacking(configuration: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Why these hosts cannot run a configuration, or an empty text if they can.
+def on_node(configurations: Sequence[Mapping[str, Any]], node: int) -> list[str]:
+    """Names of the configurations that have a rank on this node of a group, which is not its first."""
+    return [str(configuration["name"]) for configuration in configurations if 0 < node < count(configuration)]
+
+
+def lacking(configuration: Mapping[str, Any], host: str, group: Sequence[str], seen: Mapping[str, Any]) -> str:
+    """Why this host cannot run a configuration over the hosts of its group, or an empty text if it can.
 
     Args:
-        nodes: [{"host", "gpus": [{"name"}]; None: it takes no part in this run}], the host that serves first.
+        group: the hosts, the one that serves first.
+        seen: host -> its GPUs ([{"name"}]), of those that take part in this run.
     """
     needed = count(configuration)
     if needed < 2:
         return ""
-    if len(nodes) < needed:
-        has = f"the group of {nodes[0]['host']} has {len(nodes)}" if len(nodes) > 1 else f"{nodes[0]['host']} is alone"
+    if len(group) < needed:
+        has = f"the group of {host} has {len(group)}" if len(group) > 1 else f"{host} is alone"
         return f"It is spread over {needed} nodes, and {has}: name the hosts of its group in sglang_service_nodes."
-    first = _names(nodes[0])
-    for number, node in enumerate(nodes[:needed]):
-        who = f"node {number} ({node['host']})"
-        if node.get("gpus") is None:
-            return f"{who} takes no part in this run: it cannot be reached, or the run is limited to other hosts."
-        if _names(node) != first:
-            return f"{who} has other GPUs than node 0 ({nodes[0]['host']}); an engine needs the same on each."
+    if host != group[0]:
+        return f"It is served from {group[0]}, the first host of the group of {host}."
+    for number, name in enumerate(group[:needed]):
+        if name not in seen:
+            return f"node {number} ({name}) takes no part in this run: it cannot be reached, or is not in gpu_servers."
+        if _names(seen[name]) != _names(seen[host]):
+            return f"node {number} ({name}) has other GPUs than node 0 ({host}); an engine needs the same on each."
     return ""
 
 
-def _names(node: Mapping[str, Any]) -> list[str]:
-    gpus = node.get("gpus")
+def _names(gpus: Any) -> list[str]:
     return [str(gpu.get("name")) for gpu in gpus] if isinstance(gpus, (list, tuple)) else []
 
 

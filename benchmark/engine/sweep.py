@@ -33,8 +33,8 @@ def plan(
             "campaigns": a folder whose records correct the plan, "host": whose, "simulated": whether it is a simulated
             engine's plan (calibration.from_campaigns),
             "workload": {...}, "ladder": [...], "plan": "on" | "off",
-            "nodes": the hosts of its group (nodes.lacking)}. With `off` only what certainly cannot start is rejected,
-            and what will not fit is tried.
+            "group", "seen": the hosts of its group (nodes.lacking)}. With `off` only what certainly cannot start is
+            rejected, and what will not fit is tried.
 
     Returns:
         [{"name", "verdict": "runs" | "doubtful" | "rejected", "sentence", "configuration", "workload", "plan"}].
@@ -155,7 +155,7 @@ def _entry(
     planned = plan_configuration(configuration, shape, host, setting["release"], workload, ladder, calibration)
     verdict, sentence = planned["verdict"], planned["sentence"]
     refused = any(rule["severity"] == "reject" for rule in planned.get("rules", []))
-    if verdict != "rejected" and "nodes" in setting and (why := nodes.lacking(configuration, setting["nodes"])):
+    if verdict != "rejected" and (why := _lacking(configuration, setting)):
         verdict, sentence, refused = "rejected", why, True
         planned |= {"verdict": verdict, "sentence": sentence, "risk": "does not start"}
     if verdict == "rejected" and str(setting.get("plan", "on")).lower() in ("off", "false", "no") and not refused:
@@ -168,3 +168,9 @@ def _entry(
         "workload": setting.get("workload"),
         "plan": planned,
     }
+
+
+def _lacking(configuration: Mapping[str, Any], setting: Mapping[str, Any]) -> str:
+    if "group" not in setting:
+        return ""
+    return nodes.lacking(configuration, str(setting["host"]), setting["group"], setting["seen"])

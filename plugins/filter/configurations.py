@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from ansible.errors import AnsibleFilterError
 from ansible_collections.shardsweep.serving.benchmark.engine import configuration as conf
 from ansible_collections.shardsweep.serving.benchmark.engine import flags, nodes, sweep, unit
@@ -58,10 +60,8 @@ def sweep_context(entry, release, own, shared):
     configuration = entry["configuration"]
     arguments = [word for line in launch_lines(configuration, release, own) for word in line]
     context = {**shared, "configuration": configuration, "arguments": arguments, "plan": entry.get("plan") or {}}
-    # A configuration of one node says nothing of others, whatever group the host is in.
-    group = context.pop("nodes", None) or []
     several = node_count(configuration)
-    return {**context, "nodes": list(group[:several])} if several > 1 else context
+    return {**context, "nodes": list(own["group"][:several])} if several > 1 else context
 
 
 def node_count(configuration):
@@ -69,8 +69,42 @@ def node_count(configuration):
     return _said(nodes.count, configuration)
 
 
-def nodes_at_fault(answers):
-    """The failure of a configuration of several nodes, by the node at fault: [{"host", "answer"}] -> failure."""
+def on_node(names, catalogue, site, node):
+    """Those of these configurations that have a rank on this node, which is not the first."""
+    return _said(nodes.on_node, [resolve_configuration(name, catalogue, site) for name in names], node)
+
+
+def spread(names, catalogue, site):
+    """Those of these configurations that the catalogue has, and that are spread over several nodes."""
+    known = [name for name in names if name in {**catalogue, **(site or {})}]
+    return on_node(known, catalogue, site, 1)
+
+
+def lacking_nodes(configuration, host, group, seen):
+    """Why a host cannot run a configuration over its group; empty if it can."""
+    return _said(nodes.lacking, configuration, host, group, seen)
+
+
+def gpus_seen(hosts, hostvars):
+    """{host: its GPUs} of these hosts, by what the task `Ask | look at what serves` saw."""
+    seen = {}
+    for host in hosts:
+        observed = hostvars[host].get("__observed") or {}
+        seen[host] = _parsed(observed).get("gpus") or []
+    return seen
+
+
+def nodes_at_fault(results, hosts):
+    """The failure of a configuration of several nodes, by the node at fault; {} if none has failed.
+
+    `results` of a verb, in the order of the hosts.
+    """
+    answers = []
+    for host, result in zip(hosts, results, strict=True):
+        answer = _parsed(result)
+        if "phase" not in answer and (result.get("rc") == 0 or result.get("skipped")):
+            answer = {"phase": "ready"}
+        answers.append({"host": host, "answer": answer})
     return nodes.cause(answers)
 
 
@@ -104,6 +138,15 @@ def systemd_assignment(value, name):
     return _said(unit.assignment, name, value)
 
 
+def _parsed(result):
+    """The JSON object that a verb printed; {} where it printed none."""
+    try:
+        answer = json.loads(result.get("stdout") or "{}")
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
 class FilterModule:
     def filters(self):
         return {
@@ -114,6 +157,10 @@ class FilterModule:
             "share_sweep": share_sweep,
             "sweep_context": sweep_context,
             "node_count": node_count,
+            "on_node": on_node,
+            "spread": spread,
+            "lacking_nodes": lacking_nodes,
+            "gpus_seen": gpus_seen,
             "nodes_at_fault": nodes_at_fault,
             "launch_lines": launch_lines,
             "launch_environment": launch_environment,

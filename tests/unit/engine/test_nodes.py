@@ -106,29 +106,47 @@ def configuration(**engine):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "told"),
+    ("host", "group", "seen", "told"),
     [
-        ([{"host": "a", "gpus": GPUS}], "a is alone"),
-        ([{"host": "a", "gpus": GPUS}, {"host": "b", "gpus": None}], "node 1 (b) takes no part"),
-        ([{"host": "a", "gpus": GPUS}, {"host": "b", "gpus": GPUS[:4]}], "node 1 (b) has other GPUs than node 0 (a)"),
-        ([{"host": "a", "gpus": GPUS}, {"host": "b", "gpus": GPUS}], ""),
+        ("a", ["a"], {"a": GPUS}, "a is alone"),
+        ("a", ["a", "b"], {"a": GPUS}, "node 1 (b) takes no part"),
+        ("a", ["a", "b"], {"a": GPUS, "b": GPUS[:4]}, "node 1 (b) has other GPUs than node 0 (a)"),
+        ("b", ["a", "b"], {"a": GPUS, "b": GPUS}, "It is served from a"),
+        ("a", ["a", "b"], {"a": GPUS, "b": GPUS}, ""),
+        # A third that the configuration does not need may be away.
+        ("a", ["a", "b", "c"], {"a": GPUS, "b": GPUS}, ""),
     ],
 )
-def test_hosts_that_cannot_run_it_are_named(hosts, told):
-    said = nodes.lacking(configuration(tp_size=16, nnodes=2), hosts)
+def test_hosts_that_cannot_run_it_are_named(host, group, seen, told):
+    said = nodes.lacking(configuration(tp_size=16, nnodes=2), host, group, seen)
     assert told in said and bool(said) == bool(told)
-    assert nodes.lacking(configuration(tp_size=8), hosts) == ""
+    assert nodes.lacking(configuration(tp_size=8), host, group, seen) == ""
+
+
+def test_a_node_has_ranks_of_what_reaches_it():
+    two, four = {"name": "two", "engine": {"nnodes": 2}}, {"name": "four", "engine": {"nnodes": 4}}
+    one = {"name": "one", "engine": {"tp_size": 8}}
+    assert nodes.on_node([one, two, four], 0) == []
+    assert nodes.on_node([one, two, four], 1) == ["two", "four"]
+    assert nodes.on_node([one, two, four], 2) == ["four"]
 
 
 def test_a_sweeps_plan_rejects_what_its_hosts_cannot_run():
     catalogue = {"tp8": {"engine": ENGINE | {"tp_size": 8}}, "tp16": {"engine": ENGINE | {"tp_size": 16, "nnodes": 2}}}
-    setting = {"release": "0.5.23", "model": "kimi-k2.6", "gpus": GPUS, "nodes": [{"host": "a", "gpus": GPUS}]}
+    setting = {
+        "release": "0.5.23",
+        "model": "kimi-k2.6",
+        "gpus": GPUS,
+        "host": "a",
+        "group": ["a"],
+        "seen": {"a": GPUS},
+    }
     entries = {entry["name"]: entry for entry in plan("", catalogue, None, setting | {"plan": "off"})}
     assert entries["tp8"]["verdict"] != "rejected"
     assert entries["tp16"]["verdict"] == "rejected"
     assert "sglang_service_nodes" in entries["tp16"]["sentence"]
-    group = [{"host": "a", "gpus": GPUS}, {"host": "b", "gpus": GPUS}]
-    assert {entry["verdict"] for entry in plan("", catalogue, None, setting | {"nodes": group})} <= {"runs", "doubtful"}
+    group = {"group": ["a", "b"], "seen": {"a": GPUS, "b": GPUS}}
+    assert {entry["verdict"] for entry in plan("", catalogue, None, setting | group)} <= {"runs", "doubtful"}
 
 
 def test_alike_hosts_leave_several_nodes_to_the_one_that_has_them():
