@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from conftest import free_port, recap, said
+from conftest import BIN, ROOT, free_port, recap, said
 
 from benchmark.campaign.store import Campaign
 
@@ -27,13 +27,20 @@ SPREAD = {
 }
 
 
+@pytest.fixture(scope="module")
+def more_tools(tmp_path_factory):
+    return tmp_path_factory.mktemp("tools2")
+
+
 @pytest.fixture
-def pair(site):
+def pair(site, more_tools):
     """`site` and a second host as a group of two nodes."""
     site.hosts["there"] = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "ansible_remote_tmp": str(site.folder / "tmp2"),
+        # Two hosts do not install into one folder at a time.
+        "sglang_tools_home": str(more_tools),
         "sglang_tools_state": str(site.folder / "state2"),
         "sglang_service_port": free_port(),
         "sglang_benchmark_fact_path": str(site.folder / "facts2.d"),
@@ -61,11 +68,6 @@ def there(site, *words: str) -> dict:
 
 def units(site) -> tuple[list[str], list[str]]:
     return site.serving(), [service["unit"] for service in there(site, "observe")["serving"]]
-
-
-def rank(site, state: str, name: str = "tp16") -> int:
-    observed = site.verb("observe") if state == "state" else there(site, "observe")
-    return next(service["pid"] for service in observed["serving"] if service["configuration"] == name)
 
 
 def test_a_configuration_of_two_nodes_is_deployed_as_one_service_and_stopped_as_one(pair):
@@ -113,12 +115,17 @@ def test_a_rank_that_cannot_load_fails_the_configuration_by_its_hosts_name(pair)
 
 def test_a_rank_that_is_killed_while_it_measures_is_named_in_the_record(pair):
     pair.variables |= {"sglang_benchmark_workload": {"name": "long", "prompt_tokens": 64, "output_tokens": 4000}}
-    sweep = pair.begin("sweep.yml", configs="tp16", concurrencies="4")
+    pair.write()
+    sweep = subprocess.Popen(
+        [str(BIN / "ansible-playbook"), "-i", str(pair.inventory), "sweep.yml", "-e", "configs=tp16 concurrencies=4"],
+        cwd=ROOT, env=pair.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while (pair.state / "job-progress.json").exists() is False:
         assert sweep.poll() is None and time.monotonic() < deadline
         time.sleep(0.2)
-    os.kill(rank(pair, "state2"), signal.SIGKILL)
+    (rank,) = there(pair, "observe")["serving"]
+    os.kill(rank["pid"], signal.SIGKILL)
     out, _ = sweep.communicate(timeout=120)
     (record,) = Campaign(pair.folder / "campaigns", "kimi-k2.6-long").records()
     assert record.outcome == "failed", out
