@@ -6,6 +6,7 @@ import csv
 import io
 
 import pytest
+from builders import a_point, a_record
 from rich.console import Console
 
 from benchmark.report import tables
