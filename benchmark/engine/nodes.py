@@ -37,7 +37,7 @@ def lacking(configuration: Mapping[str, Any], host: str, group: Sequence[str], s
         return ""
     if len(group) < needed:
         has = f"the group of {host} has {len(group)}" if len(group) > 1 else f"{host} is alone"
-        return f"It is spread over {needed} nodes, and {has}: name the hosts of its group in sglang_service_nodes."
+        return f"It is spread over {needed} nodes, and {has}."
     if host != group[0]:
         return f"It is served from {group[0]}, the first host of the group of {host}."
     for number, name in enumerate(group[:needed]):

@@ -16,6 +16,7 @@ from .hardware import Host, UnknownHardware, allreduce_rows, find_host
 from .models import ModelShape, UnknownModel, from_config, load_model
 from .plan import plan_configuration
 from .rules.command import ENGINE_PARSER
+from .rules.parallel import NODES_THERE
 
 
 def plan(
@@ -156,8 +157,10 @@ def _entry(
     verdict, sentence = planned["verdict"], planned["sentence"]
     refused = any(rule["severity"] == "reject" for rule in planned.get("rules", []))
     if verdict != "rejected" and (why := _lacking(configuration, setting)):
-        verdict, sentence, refused = "rejected", why, True
+        absent = NODES_THERE.verdict("reject", why)
+        verdict, sentence, refused = "rejected", f"{why} {absent.advice}", True
         planned |= {"verdict": verdict, "sentence": sentence, "risk": "does not start"}
+        planned["rules"] = [asdict(absent), *planned["rules"]]
     if verdict == "rejected" and str(setting.get("plan", "on")).lower() in ("off", "false", "no") and not refused:
         verdict = "runs"
     return {

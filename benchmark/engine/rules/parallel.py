@@ -109,6 +109,15 @@ _NODES_STAGES = Rule(
     None,
     "Choose a pp_size that is a multiple of nnodes, or divides it, and a tp_size that nnodes / pp_size divides.",
 )
+NODES_THERE = Rule(
+    "nodes-there",
+    "The hosts that a configuration is spread over must be there",
+    "An engine of several nodes runs on the first hosts of its group, all at once, with the same GPUs on each. Asked "
+    "of a sweep's and a deployment's hosts, before anything is stopped.",
+    "SGLang 0.5.23 server_args.py (--nnodes, --node-rank, --dist-init-addr)",
+    "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 8/16 clients joined.",
+    "Name the hosts of the group in sglang_service_nodes, the same list on each (docs/hosts.md).",
+)
 _DENSE_TP = Rule(
     "moe-dense-tp-size",
     "moe_dense_tp_size takes few values",
@@ -172,7 +181,7 @@ _VOCABULARY = Rule(
 
 RULES = (
     _POSITIVE, _WORLD, _UNUSED, _EP_LARGER, _EP_DIVIDES, _ADP_DIVIDES, _ADP_OFF, _ADP_OLD, _DP_BOTH, _DP_NODES,
-    _NODES, _NODES_STAGES, _DENSE_TP, _LM_HEAD, _CONTEXT, _HEADS, _KV_HEADS, _VISION_HEADS, _VOCABULARY,
+    _NODES, _NODES_STAGES, NODES_THERE, _DENSE_TP, _LM_HEAD, _CONTEXT, _HEADS, _KV_HEADS, _VISION_HEADS, _VOCABULARY,
 )  # fmt: skip
 
 

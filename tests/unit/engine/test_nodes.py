@@ -145,6 +145,7 @@ def test_a_sweeps_plan_rejects_what_its_hosts_cannot_run():
     assert entries["tp8"]["verdict"] != "rejected"
     assert entries["tp16"]["verdict"] == "rejected"
     assert "sglang_service_nodes" in entries["tp16"]["sentence"]
+    assert entries["tp16"]["plan"]["rules"][0]["rule"] == "nodes-there"
     group = {"group": ["a", "b"], "seen": {"a": GPUS, "b": GPUS}}
     assert {entry["verdict"] for entry in plan("", catalogue, None, setting | group)} <= {"runs", "doubtful"}
 

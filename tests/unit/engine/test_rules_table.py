@@ -594,8 +594,9 @@ def test_table(case: Case) -> None:
 def test_every_rule_has_a_case() -> None:
     """A rule that no case reaches is not tested. NCCL's have a table of their own."""
     reached = {verdict.rule for case in CASES for verdict in verdicts_of(case)}
-    # In test_rules.py, for the shapes do not tell the tower's heads; in test_ask_parser.py, for the host is asked.
-    out_of_reach = {"vision-heads-divide", "engine-arguments"}
+    # In test_rules.py, for the shapes do not tell the tower's heads; in test_ask_parser.py and test_nodes.py, for hosts
+    # are asked.
+    out_of_reach = {"vision-heads-divide", "engine-arguments", "nodes-there"}
     assert {rule.id for rule in rules()} - {rule.id for rule in nccl.RULES} - out_of_reach <= reached
 
 
