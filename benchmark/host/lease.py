@@ -17,7 +17,8 @@ _LEASE, _COPY, _LOCK = "lease.json", "lease-copy.json", "lease"
 
 
 def current(settings: Settings) -> dict[str, Any] | None:
-    """{"token", "owner", "after", "previous": [units], "began_at", "renewed_at", "renewed"}; None: no sweep."""
+    """{"token", "owner", "after", "previous": [units], "began_at", "renewed_at", "renewed", "first": where the first
+    of several nodes is met, on the others}; None: no sweep."""
     return _read(settings, _LEASE) or _read(settings, _COPY)
 
 
@@ -46,8 +47,11 @@ def mend(settings: Settings) -> None:
         renew(settings)
 
 
-def drop(settings: Settings) -> None:
+def drop(settings: Settings, held: dict[str, Any] | None = None) -> None:
+    """Let go; of this lease only where one is given, and not of one that was taken since."""
     with exclusive(settings):
+        if held is not None and taken_since(settings, held):
+            return
         # The copy first: one that is left alone would be taken for a lease.
         for name in (_COPY, _LEASE):
             (settings.state / name).unlink(missing_ok=True)
@@ -55,6 +59,12 @@ def drop(settings: Settings) -> None:
 
 def alive(settings: Settings, held: dict[str, Any]) -> bool:
     return clock.since(held.get("renewed")) < settings.lease_seconds
+
+
+def taken_since(settings: Settings, held: dict[str, Any]) -> bool:
+    """Whether a sweep has taken the host since `held` was looked at: another one, or the same one once more."""
+    now = current(settings)
+    return now is not None and now.get("began_at") != held.get("began_at")
 
 
 def _renewed(lease: dict[str, Any]) -> dict[str, Any]:
