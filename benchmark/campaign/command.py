@@ -54,6 +54,8 @@ def sweep_command(
     if status == "canceled":
         out.print("Interrupted. Giving the host back ...", highlight=False)
         run_plain("playbooks/give_back.yml", command_line(inventory, limit, variables | {"sweep_tokens": fold.tokens}))
+        if fold.folder is not None:
+            _written(Path(fold.folder))
         out.print("What was measured is kept; the same command goes on where it was.", highlight=False)
         return _INTERRUPTED
     for error in fold.errors:
@@ -64,6 +66,13 @@ def sweep_command(
         return exit_status or _FAILED
     shown = _show(Path(fold.folder), out, as_json=as_json)
     return exit_status or shown
+
+
+def _written(folder: Path) -> None:
+    """The report as things stand: between two starts it is written once a minute."""
+    campaign = Campaign(folder.parent, folder.name)
+    with campaign.locked():
+        written(campaign)
 
 
 def report_command(folder: Path, console: Console) -> int:

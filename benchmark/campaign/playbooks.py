@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ def run_watched(
     take: Callable[[dict[str, Any]], None],
     cancelled: Callable[[], bool],
 ) -> tuple[str, int]:
-    """Run a playbook and hand each event to `take`.
+    """Run a playbook and hand each event to `take`. One that is cancelled leaves no worker behind.
 
     Returns:
         ansible-runner's status ("successful", "failed", "canceled", "timeout") and the exit status.
@@ -71,6 +73,14 @@ def run_watched(
             take(event)
             return False  # the event is not kept on disk
 
+        workers: list[_Process] = []
+
+        def stopping() -> bool:
+            if not cancelled():
+                return False
+            workers.extend(_workers())
+            return True
+
         before, clean = dict(os.environ), environment()
         os.environ.clear()
         os.environ.update(clean)
@@ -82,13 +92,45 @@ def run_watched(
                 cmdline=shlex.join(arguments),
                 quiet=True,
                 event_handler=handle,
-                cancel_callback=cancelled,
+                cancel_callback=stopping,
                 settings={"suppress_env_files": True, "pexpect_timeout": 2},
             )
         finally:
             os.environ.clear()
             os.environ.update(before)
+            _end(workers)
         return done.status, done.rc if done.rc is not None else 1
+
+
+_Process = tuple[int, str]
+"""A process: its pid, and when it began (/proc's ticks), since pids come again."""
+
+
+def _workers() -> list[_Process]:
+    """The worker processes of the ansible-playbook that this process runs.
+
+    Since ansible-core 2.19 each has a session of its own, so that what ends ansible-playbook's process group does not
+    end them: they would go on asking the host for its next step.
+    """
+    parents = {found: status[1] for found, status in _processes()}
+    own = {pid for (pid, _), parent in parents.items() if parent == str(os.getpid())}
+    return [found for found, parent in parents.items() if int(parent) in own]
+
+
+def _end(workers: Sequence[_Process]) -> None:
+    """What a worker runs on its host is short, and ends by itself."""
+    living = {found for found, _ in _processes()}
+    for worker in living.intersection(workers):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker[0], signal.SIGKILL)
+
+
+def _processes() -> Iterator[tuple[_Process, list[str]]]:
+    """Each process of this machine with its status from /proc, its state first; none where there is no /proc."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            status = stat.read_text(errors="replace").rpartition(")")[2].split()
+            yield (int(stat.parent.name), status[19]), status
 
 
 def run_plain(playbook: str, arguments: Sequence[str]) -> int:

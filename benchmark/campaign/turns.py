@@ -32,6 +32,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     confidence: Literal["quick", "full"] = "full"
     objective: str = PEAK.name
     budget_minutes: float | None = None
+    looks: int = 1
+    """How often finalists that are not told apart are compared at most; each further time both are started again."""
     retry: Retry = "may_pass"
     """Which records of earlier sweeps are measured again: those whose failure may pass, all failed ones, none; or
     `all`: everything is started once more, beside what is there."""
@@ -84,6 +86,7 @@ class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
             confidence=asked.confidence,
             objective=objective(asked.objective),
             budget_minutes=asked.budget_minutes,
+            looks=asked.looks,
             start_minutes=asked.start_minutes,
             point_minutes=asked.point_minutes,
         )

@@ -18,7 +18,9 @@ from .settings import Settings, locked, read_json, write_json
 from .stop import StuckError, stop_step
 
 _SWITCH = "switch.json"
-_STEP_SECONDS = 0.5
+_FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.1, 0.5
+"""Between two steps, each twice as long as the one before: what is told to stop is often gone at once, and what loads
+takes minutes."""
 LOG_BYTES = 8 << 20
 """More than any start writes; a log that is longer is read from its start's end backwards."""
 
@@ -47,6 +49,7 @@ def switch(
 
 
 def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline: float) -> None:
+    phase, pause = state["phase"], _FIRST_PAUSE_SECONDS
     while state["phase"] in ("stopping", "starting"):
         lease.renew(settings)
         try:
@@ -54,9 +57,12 @@ def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline
         except StuckError as stuck:
             _fail(state, stuck.kind, "stop", stuck.sentence, stuck.advice, stuck.evidence, stuck.may_pass)
         write_json(settings.state / _SWITCH, state)
-        if state["phase"] not in ("stopping", "starting") or time.monotonic() + _STEP_SECONDS > deadline:
+        if state["phase"] not in ("stopping", "starting") or time.monotonic() + pause > deadline:
             break
-        time.sleep(_STEP_SECONDS)
+        if state["phase"] != phase:
+            phase, pause = state["phase"], _FIRST_PAUSE_SECONDS
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSE_SECONDS)
 
 
 def _begin(

@@ -223,3 +223,25 @@ def test_a_sweep_is_kept_beside_its_records(tmp_path):
     assert campaign.sweep("h1") == sweep
     assert campaign.sweeps() == [sweep]
     assert campaign.records() == []
+
+
+@pytest.mark.parametrize(("looks", "starts"), [(1, 2), (2, 3), (4, 5)])
+def test_close_finalists_are_started_as_often_as_one_is_willing_to_look(looks, starts):
+    # The true difference of these two is far below what a few starts tell apart.
+    sweep = turns.opened(a_sweep(("tp8", "ep8", "ep4"), confidence="full", looks=looks), [], NOON)
+    rates = {"tp8": 500.0, "ep8": 900.0, "ep4": 898.0}
+    records, made = [], []
+    while found := turns.look(sweep, records, NOON).turns:
+        turn = found[0]
+        sweep = turns.taken(sweep, turns.look(sweep, records, NOON))
+        noise = 1 + 0.02 * (-1) ** turn.start_number
+        points = [a_point(c, rates[turn.configuration] * noise * c / 64) for c in turn.rungs]
+        records.append(done(turn.configuration, turn.start_number, points=points))
+        made.append(turn.configuration)
+    # (The better one once more in any case, before it is quoted.)
+    assert made.count("ep4") == starts
+
+
+def test_more_looks_than_the_errors_are_shared_among_are_refused():
+    with pytest.raises(turns.SweepError, match="looks is 5; it must be 1 to 4"):
+        a_sweep(looks=5)
