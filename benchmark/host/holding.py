@@ -68,7 +68,7 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
     kept.take_back(settings, units, _WHY)
     said = restore(settings, units, f"{token}-end")
     if said["phase"] != "restoring":
-        lease.drop(settings)
+        lease.drop(settings, held)
         if not said["serving"]:
             manager_for(settings).release()
     return said
@@ -82,8 +82,9 @@ def guard(settings: Settings) -> None:
         if (held := lease.current(settings)) is None:
             return
         # A point that was under way when the connection was lost goes on, to be collected later.
-        if not lease.alive(settings, held) and not manager.state(JOB_UNIT).running:
-            while end(settings, held["token"])["phase"] == "restoring":
+        silent = not lease.alive(settings, held) and not manager.state(JOB_UNIT).running
+        if silent:
+            while end(settings, held["token"])["phase"] == "restoring" and not lease.taken_since(settings, held):
                 lease.renew(settings)
-            return
+            continue
         time.sleep(_LOOK_SECONDS)

@@ -46,8 +46,11 @@ def mend(settings: Settings) -> None:
         renew(settings)
 
 
-def drop(settings: Settings) -> None:
+def drop(settings: Settings, held: dict[str, Any] | None = None) -> None:
+    """Let go; of this lease only where one is given, and not of one that was taken since."""
     with exclusive(settings):
+        if held is not None and taken_since(settings, held):
+            return
         # The copy first: one that is left alone would be taken for a lease.
         for name in (_COPY, _LEASE):
             (settings.state / name).unlink(missing_ok=True)
@@ -55,6 +58,12 @@ def drop(settings: Settings) -> None:
 
 def alive(settings: Settings, held: dict[str, Any]) -> bool:
     return clock.since(held.get("renewed")) < settings.lease_seconds
+
+
+def taken_since(settings: Settings, held: dict[str, Any]) -> bool:
+    """Whether a sweep has taken the host since `held` was looked at: another one, or the same one once more."""
+    now = current(settings)
+    return now is not None and now.get("began_at") != held.get("began_at")
 
 
 def _renewed(lease: dict[str, Any]) -> dict[str, Any]:
