@@ -2,7 +2,8 @@
 # make test    all tests that need nothing but this folder
 # make lint    ansible-lint (production) and ruff
 # make test-systemd   every Molecule scenario, on hosts with a real systemd (needs root on Debian; tests/hosts/README.md)
-# make chaos    faults at random moments of sweeps, and a table of what was survived (CHAOS=200 rounds, CHAOS_SEED=7)
+# make chaos    faults at random moments of sweeps, and a table of what was survived (CHAOS=200 rounds, CHAOS_SEED=7;
+#               CHAOS_OPTIONS=--playbooks: the real playbooks, a minute or two a round; docs/chaos.md)
 # make test-install   the real installation of the engine, about 10 GB and some minutes (docs/install.md)
 # make clean   stop what runs here and remove what the others made
 PYTHON ?= python3
@@ -28,7 +29,7 @@ test: $(BIN)/.test
 CHAOS ?= 20
 CHAOS_SEED ?= 1
 chaos: $(BIN)/.test
-	@$(BIN)/python tests/chaos/run.py --rounds $(CHAOS) --seed $(CHAOS_SEED)
+	@$(BIN)/python tests/chaos/run.py --rounds $(CHAOS) --seed $(CHAOS_SEED) $(CHAOS_OPTIONS)
 
 test-systemd: $(BIN)/.test
 	@$(BIN)/python tests/hosts/run.py $(HOSTS)

@@ -226,3 +226,14 @@ def test_stop_means_stop_even_in_a_sweep(site):
     time.sleep(6)
     assert site.serving() == []
     assert site.verb("observe")["lease"] is None
+
+
+def test_a_start_that_leaves_no_record_is_no_success(site):
+    site.state.mkdir()
+    (site.state / "records").write_text("A file where the records' folder is to be.")
+    done = site.play("sweep.yml", configs="ep8,pp8", concurrencies="1")
+    assert done.returncode == 2, said(done)
+    assert "ep8 was not measured: " in said(done)
+    assert "pp8 was not measured: " in said(done)
+    assert site.serving() == []
+    assert site.verb("observe")["lease"] is None

@@ -70,6 +70,33 @@ class TestLease:
         with pytest.raises(HostError, match="Another sweep holds this host: me, heard of 0 s ago"):
             holding.begin(settings, "another", "you", "previous", [])
 
+    def test_a_sweep_that_takes_the_host_while_the_last_is_being_ended_keeps_it(self, settings, monkeypatch):
+        """The guard stops the engine of a sweep that is silent; meanwhile the next one takes the host."""
+        manager = Units()
+        manager.units, manager.release = list, lambda: None
+        monkeypatch.setattr(holding, "manager_for", lambda _: manager)
+        monkeypatch.setattr(holding, "_LOOK_SECONDS", 0)
+        lease.take(settings, HELD)
+        silent = lease.current(settings)
+        silent["renewed"]["seconds"] -= 31
+        write_json(settings.state / "lease.json", silent)
+        steps = []
+
+        def restored(settings, units, token):
+            steps.append(token)
+            if len(steps) == 1:
+                holding.begin(settings, "next", "you", "previous", [])
+            return {"phase": "restored", "serving": []}
+
+        monkeypatch.setattr("benchmark.host.rollback.restore", restored)
+        assert holding.end(settings, "t")["phase"] == "restored"
+        assert lease.current(settings)["token"] == "next"
+        assert lease.current(settings)["previous"] == ["sglang-ep4"]
+        # Its own end is another matter.
+        assert holding.end(settings, "next")["phase"] == "restored"
+        assert steps == ["t-end", "next-end"]
+        assert lease.current(settings) is None
+
 
 class TestPoints:
     def begun(self, settings, monkeypatch, *running: str, points=()) -> Units:
