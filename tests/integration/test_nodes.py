@@ -113,25 +113,49 @@ def test_a_rank_that_cannot_load_fails_the_configuration_by_its_hosts_name(pair)
     assert units(pair) == ([], [])
 
 
-def test_a_rank_that_is_killed_while_it_measures_is_named_in_the_record(pair):
-    pair.variables |= {"sglang_benchmark_workload": {"name": "long", "prompt_tokens": 64, "output_tokens": 4000}}
+def begun(pair, **variables) -> subprocess.Popen:
+    """A sweep that has begun to measure."""
     pair.write()
+    (pair.state / "job-progress.json").unlink(missing_ok=True)
     sweep = subprocess.Popen(
-        [str(BIN / "ansible-playbook"), "-i", str(pair.inventory), "sweep.yml", "-e", "configs=tp16 concurrencies=4"],
+        [str(BIN / "ansible-playbook"), "-i", str(pair.inventory), "sweep.yml", "-e", json.dumps(variables)],
         cwd=ROOT, env=pair.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while (pair.state / "job-progress.json").exists() is False:
-        assert sweep.poll() is None and time.monotonic() < deadline
+    wait_for(lambda: (pair.state / "job-progress.json").exists() or sweep.poll() is not None, 200)
+    assert sweep.poll() is None, sweep.communicate()[0][-3000:]
+    return sweep
+
+
+def wait_for(condition, seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, f"waited {seconds} s in vain"
         time.sleep(0.2)
+
+
+def test_a_rank_that_is_killed_while_it_measures_is_named_in_the_record(pair):
+    pair.variables["sglang_benchmark_workload"] = {"name": "long", "prompt_tokens": 64, "output_tokens": 4000}
+    sweep = begun(pair, configs="tp16", concurrencies="4")
     (rank,) = there(pair, "observe")["serving"]
     os.kill(rank["pid"], signal.SIGKILL)
-    out, _ = sweep.communicate(timeout=120)
+    out, _ = sweep.communicate(timeout=200)
     (record,) = Campaign(pair.folder / "campaigns", "kimi-k2.6-long").records()
     assert record.outcome == "failed", out
     assert record.failure.sentence.startswith("node 1 (there): ")
     assert record.nodes == ["here", "there"]
     assert units(pair) == ([], [])
+
+
+def test_a_killed_controller_leaves_neither_host_held(pair):
+    pair.variables["sglang_service_lease_seconds"] = 5
+    served = pair.play("deploy.yml", config="ep4")
+    assert served.returncode == 0, said(served)
+    sweep = begun(pair, configs="tp16", concurrencies="4", interrupt="true")
+    os.killpg(sweep.pid, signal.SIGKILL)
+    sweep.communicate()
+    wait_for(lambda: units(pair) == (["sglang-ep4"], ["sglang-ep4"]), 120)
+    wait_for(lambda: pair.verb("observe")["lease"] is there(pair, "observe")["lease"] is None, 30)
 
 
 def test_hosts_that_are_no_group_are_told_so(pair):
