@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -11,7 +13,8 @@ from builders import a_record
 
 from benchmark.campaign import record as rec
 from benchmark.host import job, jobs, records
-from benchmark.host.settings import HostError, Settings
+from benchmark.host.services import ServiceState
+from benchmark.host.settings import HostError, Settings, read_json
 from benchmark.load import summary
 from benchmark.load.further import after_ladder
 from benchmark.load.reference_server import ReferenceServer, Schedule
@@ -115,3 +118,28 @@ def test_the_cost_of_a_point_is_in_its_progress(host):
 def test_a_rate_without_limits_is_refused_with_what_to_type():
     with pytest.raises(HostError, match=r"needs ttft_limit or tpot_limit .* \(sglang_benchmark_further, or -e rate="):
         records.further_of(WORK, [1, 2], {"points": [], "rate": 2.0})
+
+
+def test_progress_does_not_wait_for_the_disk_and_a_result_does(tmp_path, monkeypatch):
+    settings = Settings(state=tmp_path, unit_directory=tmp_path)
+    flushed = []
+    monkeypatch.setattr("os.fsync", flushed.append)
+    jobs.report_progress(settings, {"phase": "window"})
+    assert read_json(tmp_path / "job-progress.json") == {"phase": "window"}
+    assert flushed == []
+    jobs.report(settings, "a", "done")
+    assert flushed
+
+
+def test_a_small_file_of_requests_goes_with_its_point_and_a_large_one_is_fetched(host, monkeypatch):
+    monkeypatch.setattr(
+        jobs, "manager_for", lambda _: SimpleNamespace(state=lambda unit: ServiceState(unit=unit, activity="inactive"))
+    )
+    measure(host, 1)
+    (point,) = host.record().points
+    raw = Path(records.folder(host.settings, "ep4", FINGERPRINT)) / point.raw
+    spec = jobs.current(host.settings)
+    carried = jobs.measure(host.settings, spec)["requests"]
+    assert {name: base64.b64decode(content) for name, content in carried.items()} == {raw.name: raw.read_bytes()}
+    raw.write_bytes(bytes(600 << 10))
+    assert jobs.measure(host.settings, spec)["requests"] == {}
