@@ -196,6 +196,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: str
     configuration: Configuration
     host: Host
+    """The one that was measured, and is served from."""
+    nodes: list[str] = []
+    """Hosts that the engine was spread over, `host` first; empty where it was one."""
     engine: Engine
     model: Model
     workload: dict[str, Any] = {}

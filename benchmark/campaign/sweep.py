@@ -176,7 +176,8 @@ class Sweep:
 
     def _stepped(self, host: str, task: str, answer: Mapping[str, Any]) -> list[Event]:
         turn = self._turn(host)
-        if turn is None or "phase" not in answer:
+        # Of several nodes the first speaks for all.
+        if turn is None or "phase" not in answer or answer.get("node"):
             return []
         before = (turn.state, turn.detail)
         if "Point |" in task:

@@ -352,7 +352,8 @@ def _fits(record: Mapping[str, Any], host: Host, release: str, *, simulated: boo
     kind = "simulated" if simulated else "sglang"
     if engine.get("name") != kind or engine.get("version") != release or not seen.get("name"):
         return False
-    if len(gpus) != host.count or host.nodes > 1:
+    several = int((record.get("configuration") or {}).get("engine", {}).get("nnodes") or 1) > 1
+    if len(gpus) != host.count or host.nodes > 1 or several:
         return False
     try:
         return all(find_gpu(str(gpu.get("name"))).name == host.gpu.name for gpu in gpus)

@@ -32,8 +32,9 @@ PCIE_PAIR_LATENCY = Range(8e-6, 14e-6, 45e-6)
 # for NVSwitch hosts (370 to 480 GB/s on 450 GB/s links), less at middle sizes.
 NVLINK_LATENCY = Range(5e-6, 9e-6, 20e-6)
 NVLINK_SHARE = Range(0.35, 0.6, 0.9)
-# Between nodes: one 400 Gb/s adapter for each GPU, and three times the latency.
-NETWORK_BANDWIDTH = Range(15e9, 30e9, 45e9)
+# Between nodes nothing is known of the adapters: anything from one 10 Gb/s port for all GPUs (1.25 GB/s, nine tenths of
+# it payload) over one of 100 Gb/s to a 400 Gb/s one for each GPU (NCCL tests: 45 GB/s of 50); three times the latency.
+NETWORK_BANDWIDTH = Range(1.1e9, 11e9, 45e9)
 NETWORK_LATENCY_FACTOR = 3
 # Of the latency, what does not grow with the ring.
 LATENCY_FLOOR = 0.3
@@ -52,6 +53,8 @@ class Collective:
     count: int
     bytes: int
     group: int
+    nodes: int = 1
+    """Nodes that the group lies on; above 1 the network is in the way."""
 
 
 def collectives(
@@ -64,25 +67,32 @@ def collectives(
     sampled = tokens if sampled is None else sampled
     size = tokens * shape.hidden * ACTIVATION_BYTES
     calls: list[Collective] = []
+
+    def call(name: str, kind: str, count: int, size: int, group: int) -> None:
+        calls.append(Collective(name, kind, count, size, group, layout.nodes_of_group(group)))
+
     if layout.tp > 1 and layout.attention_tp > 1 and layout.attention_dp == 1:
-        calls.append(Collective("embedding", "all_reduce", 1, size, layout.tp))
+        call("embedding", "all_reduce", 1, size, layout.tp)
     own = -(-size // layout.attention_dp)
     if layout.attention_tp > 1:
-        calls.append(Collective("attention output", "all_reduce", shape.layers, own, layout.attention_tp))
+        call("attention output", "all_reduce", shape.layers, own, layout.attention_tp)
     if layout.dcp > 1:
         # Every rank needs all queries of its group, and the partial outputs are merged.
         latent = own * shape.heads * (shape.kv_lora_rank or shape.v_head_dim) // shape.hidden // layout.attention_tp
-        calls.append(Collective("context-parallel queries", "all_gather", shape.layers, latent, layout.dcp))
-        calls.append(
-            Collective("context-parallel outputs", "reduce_scatter", shape.layers, latent * layout.dcp, layout.dcp)
-        )
+        call("context-parallel queries", "all_gather", shape.layers, latent, layout.dcp)
+        call("context-parallel outputs", "reduce_scatter", shape.layers, latent * layout.dcp, layout.dcp)
     if layout.tp > 1:
         calls += _mlp_calls(shape, layout, engine, size)
         logits = sampled * -(-shape.vocab // layout.tp) * ACTIVATION_BYTES
-        calls.append(Collective("logits", "all_gather", 1, logits, layout.tp))
+        call("logits", "all_gather", 1, logits, layout.tp)
     if layout.pp > 1:
         # Hidden state and residual; each rank of a stage sends its slice.
-        calls.append(Collective("pipeline hop", "send", layout.pp - 1, -(-2 * size // layout.attention_tp), 2))
+        slice_ = -(-2 * size // layout.attention_tp)
+        between = min(layout.pp, layout.nnodes) - 1
+        if within := layout.pp - 1 - between:
+            calls.append(Collective("pipeline hop", "send", within, slice_, 2))
+        if between:
+            calls.append(Collective("pipeline hop between nodes", "send", between, slice_, 2, 2))
     return tuple(calls)
 
 
@@ -90,18 +100,23 @@ def _mlp_calls(shape: ModelShape, layout: Layout, engine: Mapping[str, Any], siz
     dense = shape.layers - shape.moe_layers
     backend = str(engine.get("moe_a2a_backend") or "none")
     calls: list[Collective] = []
+    nodes = layout.nodes_of_group(layout.tp)
+
+    def call(name: str, kind: str, count: int, size: int) -> None:
+        calls.append(Collective(name, kind, count, size, layout.tp, nodes))
+
     if backend in A2A_BACKENDS:
         share = -(-size * shape.experts_per_token // layout.tp)
-        calls.append(Collective("expert dispatch and combine", "all_to_all", 2 * shape.moe_layers, share, layout.tp))
+        call("expert dispatch and combine", "all_to_all", 2 * shape.moe_layers, share)
     elif layout.attention_dp > 1:
-        calls.append(Collective("gather before experts", "all_gather", shape.moe_layers, size // layout.tp, layout.tp))
+        call("gather before experts", "all_gather", shape.moe_layers, size // layout.tp)
         scatters = layout.tp == layout.attention_dp == layout.ep
         kind = "reduce_scatter" if scatters else "all_reduce"
-        calls.append(Collective("expert output", kind, shape.moe_layers, size, layout.tp))
+        call("expert output", kind, shape.moe_layers, size)
     elif shape.moe_layers:
-        calls.append(Collective("expert output", "all_reduce", shape.moe_layers, size, layout.tp))
+        call("expert output", "all_reduce", shape.moe_layers, size)
     if dense and engine.get("moe_dense_tp_size") != 1:
-        calls.append(Collective("mlp output", "all_reduce", dense, size, layout.tp))
+        call("mlp output", "all_reduce", dense, size)
     return calls
 
 
@@ -140,37 +155,40 @@ def messages(
 def seconds(collective: Collective, host: Host) -> Range:
     """Time of all calls of one kind in a forward pass."""
     if collective.kind == "send":
-        link = _bandwidth(host, 2)
+        link = _bandwidth(host, collective.nodes > 1)
         moved = Range(*(collective.bytes / rate for rate in (link.high, link.expected, link.low)))
         return independent_sum([PIPELINE_HOP, moved]).scaled(collective.count)
     # An all-reduce moves 2(n-1)/n of its bytes over each link; gathers move (n-1) parts, scatters (n-1)/n.
     group = collective.group
     if collective.kind == "all_reduce":
-        return allreduce_seconds(host, group, collective.bytes).scaled(collective.count)
+        return allreduce_seconds(host, group, collective.bytes, collective.nodes).scaled(collective.count)
     whole = collective.bytes * group if collective.kind == "all_gather" else collective.bytes
-    return allreduce_seconds(host, group, whole).scaled(collective.count / 2)
+    return allreduce_seconds(host, group, whole, collective.nodes).scaled(collective.count / 2)
 
 
-def allreduce_seconds(host: Host, group: int, size: int) -> Range:
-    """One all-reduce of `size` bytes: the host's own table where it has this group, else the assumptions above."""
-    measured = _interpolate(host, group, size)
+def allreduce_seconds(host: Host, group: int, size: int, nodes: int = 1) -> Range:
+    """One all-reduce of `size` bytes in a group that lies on so many nodes (more where one has not as many GPUs).
+
+    The host's own table counts where it has this group on one node, else the assumptions above.
+    """
+    over_network = nodes > 1 or group > host.count
+    measured = None if over_network else _interpolate(host, group, size)
     if measured is not None:
         return Range(measured / MEASURED_SPREAD, measured, measured * MEASURED_SPREAD)
-    per_node = max(1, host.count)
-    bandwidth = _bandwidth(host, group)
+    bandwidth = _bandwidth(host, over_network)
     pcie = PCIE_PAIR_LATENCY if group == 2 else PCIE_LATENCY
     latency = NVLINK_LATENCY if host.nvlink else pcie
     if group > 2:
         latency = latency.scaled(LATENCY_FLOOR + (1 - LATENCY_FLOOR) * (group - 1) / 7)
-    if group > per_node:
+    if over_network:
         latency = latency.scaled(NETWORK_LATENCY_FACTOR)
     moved = 2 * (group - 1) / group * size
     transfer = Range(moved / bandwidth.high, moved / bandwidth.expected, moved / bandwidth.low)
     return independent_sum([latency, transfer])
 
 
-def _bandwidth(host: Host, group: int) -> Range:
-    if group > host.count:
+def _bandwidth(host: Host, over_network: bool) -> Range:
+    if over_network:
         return NETWORK_BANDWIDTH
     if host.nvlink:
         return NVLINK_SHARE.scaled(host.gpu.nvlink)

@@ -24,6 +24,8 @@ OWNED_BY_ROLES = {
     "model_path": "sglang_model_path",
     "tokenizer_path": "sglang_model_path",
     "served_model_name": "sglang_model_name",
+    "dist_init_addr": "sglang_service_nodes",
+    "node_rank": "sglang_service_nodes",
 }
 """Settings of a host, not of a configuration -> the role default that holds them."""
 

@@ -194,14 +194,18 @@ def launch_lines(engine: Mapping[str, Any], release: str, own: Mapping[str, Any]
 
     Args:
         engine: the configuration's settings.
-        own: the host's: {"model_path", "served_model_name", "host", "port"}, first in the line, and "further",
-            settings that a configuration's own replace.
+        own: the host's: {"model_path", "served_model_name", "host", "port"}, first in the line, "further",
+            settings that a configuration's own replace, and "node", those that only a node of several has.
 
     Raises:
         FlagError: as flag_arguments; two spellings of one flag are both set; or one holds a secret.
     """
     own = dict(own or {})
     further = dict(own.pop("further", None) or {})
+    own.pop("group", None)
+    node = own.pop("node", None) or {}
+    if int(engine.get("nnodes") or 1) > 1:
+        own |= node
     settings = {canonical_key(key) for key in engine}
     further = {key: value for key, value in further.items() if canonical_key(key) not in settings}
     seen: dict[str, str] = {}

@@ -88,6 +88,22 @@ class Layout:
         widths = (self.tp, self.pp, self.ep, self.attention_dp, self.dp, self.nnodes, self.dcp)
         return min(widths) >= 1 and self.tp % self.ep == 0 and self.tp % self.attention_dp == 0
 
+    @property
+    def stage_nodes(self) -> int:
+        """Nodes that one pipeline stage, so one tensor-parallel group, lies on (SGLang entrypoints/engine.py,
+        _calculate_rank_ranges)."""
+        return max(self.nnodes // self.pp, 1)
+
+    def nodes_of_group(self, ranks: int) -> int:
+        """Nodes that a group of so many neighbouring tensor-parallel ranks lies on."""
+        return -(-ranks // max(1, self.tp // self.stage_nodes))
+
+    def node_ranks(self, node: int) -> tuple[range, range]:
+        """Pipeline stages and tensor-parallel ranks that a node runs (as `stage_nodes`)."""
+        stages, ranks = max(self.pp // self.nnodes, 1), self.tp // self.stage_nodes
+        stage, part = divmod(node, self.stage_nodes)
+        return range(stages * stage, stages * (stage + 1)), range(ranks * part, ranks * (part + 1))
+
     def stage_layers(self, layers: int) -> tuple[int, ...]:
         """Layers of each pipeline stage; the remainder goes to the last ones (distributed/utils.py:110)."""
         each, left = divmod(layers, self.pp)

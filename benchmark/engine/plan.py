@@ -43,6 +43,9 @@ def plan_configuration(
     why in the user's words. Quantities that are estimates are {"low", "expected", "high"}.
     """
     engine = configuration.get("engine") or {}
+    if (spread := over_nodes(host, engine)) is not host:
+        # What one host showed of its links says nothing of a network.
+        host, calibration = spread, None
     try:
         shape = shape.overridden(engine) if shape else None
     except ValueError as error:
@@ -68,6 +71,15 @@ def plan_configuration(
         # A malformed setting; the rules name it where they know it.
         sentence = rejections[0].sentence if rejections else f"A setting cannot be understood: {error}"
         return result | {"verdict": "rejected", "sentence": sentence, "risk": "does not start"}
+
+
+def over_nodes(host: Host | None, engine: Mapping[str, Any]) -> Host | None:
+    """The host as so many equal ones as the configuration asks for (`nnodes`)."""
+    try:
+        nodes = Layout.from_engine(engine).nnodes
+    except ValueError:
+        return host  # a rule says what is wrong with the width
+    return replace(host, nodes=nodes) if host and nodes > host.nodes else host
 
 
 def _frame(

@@ -20,8 +20,23 @@ def baseline_of(configurations: Iterable[Mapping[str, Any]]) -> str | None:
     return max(counted, key=lambda name: counted[name]) if counted else None
 
 
-def share(names: Sequence[str], hosts: Sequence[str], baseline: str | None) -> dict[str, list[str]]:
-    """Split configurations over alike hosts: each once, the baseline on every host, in the order given."""
-    rest = [name for name in names if name != baseline]
-    own = [baseline] if baseline in names else []
-    return {host: [*own, *rest[place :: len(hosts)]] for place, host in enumerate(hosts)}
+def share(
+    names: Sequence[str],
+    hosts: Sequence[str],
+    baseline: str | None,
+    needs: Mapping[str, int] | None = None,
+    nodes: Mapping[str, int] | None = None,
+) -> dict[str, list[str]]:
+    """Split configurations over alike hosts: each once, the baseline on every host, in the order given.
+
+    Args:
+        needs: nodes that a configuration is spread over, where that is more than one.
+        nodes: nodes that a host is the first of, itself included; one that is not there has none but itself.
+    """
+    shares = {host: [baseline] if baseline in names else [] for host in hosts}
+    for name in names:
+        if name != baseline:
+            able = [host for host in hosts if (nodes or {}).get(host, 1) >= (needs or {}).get(name, 1)]
+            # What no host can run is told by one of them.
+            shares[min(able or hosts, key=lambda host: len(shares[host]))].append(name)
+    return shares

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from . import nodes
 from .calibration import Calibration, from_campaigns, read_records
 from .configuration import merge_catalogues, resolve, runnable_names
 from .flags import launch_arguments
@@ -15,6 +16,7 @@ from .hardware import Host, UnknownHardware, allreduce_rows, find_host, nccl_var
 from .models import ModelShape, UnknownModel, from_config, load_model
 from .plan import plan_configuration
 from .rules.command import ENGINE_PARSER
+from .rules.parallel import NODES_THERE
 
 
 def plan(
@@ -32,8 +34,9 @@ def plan(
             "environment": of every engine on the host,
             "campaigns": a folder whose records correct the plan, "host": whose, "simulated": whether it is a simulated
             engine's plan (calibration.from_campaigns),
-            "workload": {...}, "ladder": [...], "plan": "on" | "off"}. With `off` only what certainly cannot start
-            is rejected, and what will not fit is tried.
+            "workload": {...}, "ladder": [...], "plan": "on" | "off",
+            "group", "seen": the hosts of its group (nodes.lacking)}. With `off` only what certainly cannot start is
+            rejected, and what will not fit is tried.
 
     Returns:
         [{"name", "verdict": "runs" | "doubtful" | "rejected", "sentence", "configuration", "workload", "plan"}].
@@ -162,6 +165,11 @@ def _entry(
     planned = plan_configuration(configuration, shape, host, setting["release"], workload, ladder, calibration)
     verdict, sentence = planned["verdict"], planned["sentence"]
     refused = any(rule["severity"] == "reject" for rule in planned.get("rules", []))
+    if verdict != "rejected" and (why := _lacking(configuration, setting)):
+        absent = NODES_THERE.verdict("reject", why)
+        verdict, sentence, refused = "rejected", f"{why} {absent.advice}", True
+        planned |= {"verdict": verdict, "sentence": sentence, "risk": "does not start"}
+        planned["rules"] = [asdict(absent), *planned["rules"]]
     if verdict == "rejected" and str(setting.get("plan", "on")).lower() in ("off", "false", "no") and not refused:
         verdict = "runs"
     return {
@@ -172,3 +180,9 @@ def _entry(
         "workload": setting.get("workload"),
         "plan": planned,
     }
+
+
+def _lacking(configuration: Mapping[str, Any], setting: Mapping[str, Any]) -> str:
+    if "group" not in setting:
+        return ""
+    return nodes.lacking(configuration, str(setting["host"]), setting["group"], setting["seen"])

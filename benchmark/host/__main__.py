@@ -93,7 +93,16 @@ def _allreduces(settings: Settings) -> list[dict[str, Any]]:
 def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     from .switch import switch
 
-    return switch(settings, options.configuration, options.fingerprint, options.token, yields=options.yields)
+    return switch(
+        settings,
+        options.configuration,
+        options.fingerprint,
+        options.token,
+        yields=options.yields,
+        seconds=options.seconds,
+        node=options.node,
+        anew=options.anew,
+    )
 
 
 def _stop(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -116,7 +125,7 @@ def _restore(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 def _sweep_begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     from . import holding
 
-    return holding.begin(settings, options.token, options.owner, options.after, options.yields)
+    return holding.begin(settings, options.token, options.owner, options.after, options.yields, options.first)
 
 
 def _sweep_end(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -166,6 +175,14 @@ def _run_job(settings: Settings, options: argparse.Namespace) -> None:
     from .job import run
 
     run(settings)
+
+
+def _died(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    """Whether the engine that served, or its rank on this host, has ended by itself, and why."""
+    from .switch import death
+
+    failure = death(settings, options.configuration)
+    return {"phase": "failed" if failure else "ready", "failure": failure}
 
 
 def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -262,6 +279,7 @@ _VERBS = {
     "begin": _begin,
     "measure": _measure,
     "run-job": _run_job,
+    "died": _died,
     "fail": _fail,
     "finish": _finish,
     "model": _model,
@@ -289,6 +307,10 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--facts", type=Path, help="the folder of host facts")
         verb.add_argument("--units", nargs="*", default=[])
         verb.add_argument("--yields", nargs="*", default=[])
+        verb.add_argument("--seconds", type=float, default=5.0, help="how long to look")
+        verb.add_argument("--node", type=int, default=0, help="which of several nodes this host is")
+        verb.add_argument("--anew", action="store_true", help="start again what runs as wanted")
+        verb.add_argument("--first", default="", help="ADDRESS:PORT at which further nodes meet the first")
     return parser
 
 

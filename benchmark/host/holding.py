@@ -6,12 +6,13 @@ unit of the host itself, ends the sweep and brings back what the lease remembers
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 
 from . import clock, kept, lease
 from .managers import manager_for
-from .services import GUARD_UNIT, JOB_UNIT
+from .services import GUARD_UNIT, JOB_UNIT, Manager
 from .serving import serving_units
 from .settings import HostError, Settings
 
@@ -19,8 +20,11 @@ _LOOK_SECONDS = 2.0
 _WHY = "sweep"
 
 
-def begin(settings: Settings, token: str, owner: str, after: str, yields: list[str]) -> dict[str, Any]:
+def begin(settings: Settings, token: str, owner: str, after: str, yields: list[str], first: str = "") -> dict[str, Any]:
     """Take the host for a sweep, and remember what serves now.
+
+    Args:
+        first: on the second and further nodes of a configuration, ADDRESS:PORT at which they meet the first.
 
     Returns:
         {"previous": [units], "after"}.
@@ -31,7 +35,7 @@ def begin(settings: Settings, token: str, owner: str, after: str, yields: list[s
     manager = manager_for(settings)
     with lease.exclusive(settings):
         held = lease.current(settings)
-        if held and held["token"] != token and lease.alive(settings, held):
+        if held and held["token"] != token and (lease.alive(settings, held) or _rank_serves(settings, manager, held)):
             raise HostError(
                 f"Another sweep holds this host: {held['owner']}, heard of {clock.since(held['renewed']):.0f} s ago. "
                 f"Wait for it; a sweep that was killed lets go after {settings.lease_seconds:.0f} s of silence."
@@ -41,9 +45,8 @@ def begin(settings: Settings, token: str, owner: str, after: str, yields: list[s
         if not held:
             # A configuration that serves may be measured as well, with a unit that is not restarted by itself.
             kept.set_aside(settings, previous, _WHY)
-        lease.take(
-            settings, {"token": token, "owner": owner, "after": after, "previous": previous, "began_at": time.time()}
-        )
+        taken = {"token": token, "owner": owner, "after": after, "previous": previous, "began_at": time.time()}
+        lease.take(settings, taken | ({"first": first} if first else {}))
     manager.start(GUARD_UNIT)
     return {"previous": previous, "after": after}
 
@@ -83,8 +86,27 @@ def guard(settings: Settings) -> None:
             return
         # A point that was under way when the connection was lost goes on, to be collected later.
         silent = not lease.alive(settings, held) and not manager.state(JOB_UNIT).running
-        if silent:
+        if silent and not _rank_serves(settings, manager, held):
             while end(settings, held["token"])["phase"] == "restoring" and not lease.taken_since(settings, held):
                 lease.renew(settings)
             continue
         time.sleep(_LOOK_SECONDS)
+
+
+def _rank_serves(settings: Settings, manager: Manager, held: dict[str, Any]) -> bool:
+    """Whether a rank of this host works for another's sweep: it runs, and the first node is where they met.
+
+    The controller looks at the first node alone while it measures. That one has a guard of its own; when its engine is
+    gone, the port at which the nodes met is closed, and the rank has nothing to work for, whether it ends or not.
+    """
+    first = held.get("first")
+    return bool(first) and bool(serving_units(settings, manager, [])) and _open(str(first))
+
+
+def _open(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_SECONDS).close()
+    except (OSError, ValueError):
+        return False
+    return True

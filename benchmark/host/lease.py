@@ -17,7 +17,8 @@ _LEASE, _COPY, _LOCK = "lease.json", "lease-copy.json", "lease"
 
 
 def current(settings: Settings) -> dict[str, Any] | None:
-    """{"token", "owner", "after", "previous": [units], "began_at", "renewed_at", "renewed"}; None: no sweep."""
+    """{"token", "owner", "after", "previous": [units], "began_at", "renewed_at", "renewed", "first": where the first
+    of several nodes is met, on the others}; None: no sweep."""
     return _read(settings, _LEASE) or _read(settings, _COPY)
 
 

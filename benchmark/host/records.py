@@ -42,7 +42,7 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         context: {"configuration", "arguments", "engine", "model", "workload", "ladder", "further", "plan", "host",
-            "start_number"}: what the controller knows. The driver and the GPUs are looked at here.
+            "start_number", "nodes"}: what the controller knows. The driver and the GPUs are looked at here.
 
     Returns:
         {"fingerprint", "key", "start_number", "complete", "outcome", "measured": [concurrencies], "ladder",
@@ -207,6 +207,7 @@ def _new(
         model=msgspec.convert(context["model"], rec.Model),
         workload=context["workload"],
         ladder=[int(rung) for rung in context["ladder"]],
+        nodes=context.get("nodes") or [],
         outcome="skipped",
         plan=context.get("plan") or {},
         tools_version=__version__,

@@ -36,8 +36,9 @@ def restore(settings: Settings, units: list[str], token: str, *, seconds: float 
             kept.put_back(settings, manager, ours[0])
         write_json(settings.state / "restore.json", began)
     name = configuration_of(ours[0]) if ours else None
-    fingerprint = running(settings).get(ours[0], {}).get("ready_fingerprint", "") if ours else ""
-    said = switch(settings, name, fingerprint, token, yields=[], seconds=seconds)
+    last = running(settings).get(ours[0], {}) if ours else {}
+    fingerprint, node = last.get("ready_fingerprint", ""), last.get("node", 0)
+    said = switch(settings, name, fingerprint, token, yields=[], seconds=seconds, node=node)
     answer = {key: said[key] for key in ("waiting_for", "failure", "seconds")}
     if said["phase"] in ("stopping", "starting"):
         return answer | {"phase": "restoring", "serving": units}

@@ -26,7 +26,15 @@ LOG_BYTES = 8 << 20
 
 
 def switch(
-    settings: Settings, name: str | None, fingerprint: str, token: str, *, yields: list[str], seconds: float = 5.0
+    settings: Settings,
+    name: str | None,
+    fingerprint: str,
+    token: str,
+    *,
+    yields: list[str],
+    seconds: float = 5.0,
+    node: int = 0,
+    anew: bool = False,
 ) -> dict[str, Any]:
     """Steps towards `name` serving (None: nothing serving) for at most `seconds`; call again until it is over.
 
@@ -34,16 +42,18 @@ def switch(
         fingerprint: of command, environment, limits, engine and model: what runs with another one is restarted.
         token: one for each time somebody asks; tells a second look at one switch from a second switch.
         yields: units that are not ours and make room too.
+        node: which of several nodes of the configuration this host is; those after the first answer /health alone.
+        anew: what runs is started again even where it runs as wanted.
 
     Returns:
-        {"phase": "stopping" | "starting" | "ready" | "stopped" | "failed", "changed", "configuration",
+        {"phase": "stopping" | "starting" | "ready" | "stopped" | "failed", "changed", "configuration", "node",
         "stopped": [units], "waiting_for", "start": {...}, "failure": {...} | None, "seconds"}.
     """
     manager = manager_for(settings)
     # A verb whose connection was lost may still be at it when it is asked again.
     with locked(settings, "switch"):
         deadline = time.monotonic() + seconds
-        state = _begin(settings, manager, name, fingerprint, token, yields)
+        state = _begin(settings, manager, name, fingerprint, token, yields, node=node, anew=anew)
         _go_on(settings, manager, state, deadline)
     return _answer(state)
 
@@ -66,7 +76,15 @@ def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline
 
 
 def _begin(
-    settings: Settings, manager: Manager, name: str | None, fingerprint: str, token: str, yields: list[str]
+    settings: Settings,
+    manager: Manager,
+    name: str | None,
+    fingerprint: str,
+    token: str,
+    yields: list[str],
+    *,
+    node: int,
+    anew: bool,
 ) -> dict[str, Any]:
     state = read_json(settings.state / _SWITCH, {}, forms.Switch)
     # What was under way before the host was booted is under way no more.
@@ -78,6 +96,7 @@ def _begin(
         "token": token,
         "configuration": name,
         "fingerprint": fingerprint,
+        "node": node,
         "boot": clock.boot(),
         "began": clock.mark(),
         "changed": True,
@@ -89,7 +108,7 @@ def _begin(
         "waiting_for": None,
     }
     known = running(settings).get(wanted or "", {})
-    if wanted and present == [wanted] and known.get("fingerprint") == fingerprint:
+    if wanted and not anew and present == [wanted] and known.get("fingerprint") == fingerprint:
         # It runs as wanted already; it only has to answer.
         # However long ago it began, it is waited for from now on.
         start = known | {"signs": {"moved": clock.mark()}, "began": clock.mark()}
@@ -128,6 +147,7 @@ def _start(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
     state["start"] = {
         "configuration": state["configuration"],
         "fingerprint": state["fingerprint"],
+        "node": state["node"],
         "started_at": time.time(),
         "began": clock.mark(),
         "log_offset": log.stat().st_size if log.exists() else 0,
@@ -158,7 +178,7 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
         _fail_from(state, seen.failure, "", seen)
         return
     if engine_http.health(settings) == "healthy":
-        refusal = engine_http.generates(settings)
+        refusal = engine_http.generates(settings) if state["start"].get("node", 0) == 0 else None
         if refusal is None:
             state["phase"] = "ready"
             state["start"].setdefault("ready_seconds", elapsed)
@@ -249,4 +269,7 @@ def _fail(
 
 def _answer(state: dict[str, Any]) -> dict[str, Any]:
     keys = ("phase", "changed", "configuration", "stopped", "waiting_for", "start", "failure")
-    return {key: state[key] for key in keys} | {"seconds": round(clock.since(state["began"]), 2)}
+    return {key: state[key] for key in keys} | {
+        "node": state.get("node", 0),
+        "seconds": round(clock.since(state["began"]), 2),
+    }

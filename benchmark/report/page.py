@@ -207,6 +207,8 @@ def host_lines(records: list[Record]) -> list[str]:
     for record in records:
         # A configuration that was rejected before any host was touched tells no hardware.
         told[record.host.name] = hardware(record) or told.get(record.host.name, "")
+        # The further nodes of one engine have the same GPUs, or it would not have been started.
+        told |= {name: told[record.host.name] for name in record.nodes if not told.get(name)}
     kinds: dict[str, list[str]] = {}
     for name, kind in told.items():
         kinds.setdefault(kind, []).append(text.clean(name))

@@ -178,6 +178,7 @@ def _percentiles(name: str) -> list[tuple[str, _Read]]:
 COLUMNS: list[tuple[str, _Read]] = [
     ("configuration", lambda r, p: r.configuration.name),
     ("host", lambda r, p: r.host.name),
+    ("nodes", lambda r, p: " ".join(r.nodes) or None),
     ("hardware", lambda r, p: r.host.hardware),
     ("engine", lambda r, p: r.engine.name),
     ("engine_version", lambda r, p: r.engine.version),

@@ -24,6 +24,10 @@ def main() -> int:
         return 2
     if isinstance(started, int):
         return started
+    if started.blueprint.node:
+        from benchmark.simulator.serve import node
+
+        return node.serve(started)
     from benchmark.simulator.serve import server
 
     return server.serve(started, settings, began)

@@ -50,6 +50,10 @@ class Blueprint:
     free_before_load_bytes: int
     """After the communicators are up, on a GPU that nobody else uses."""
     ranks: tuple[Rank, ...]
+    """Those of this node."""
+    node: int
+    world: int
+    """Ranks of all nodes."""
     refusal: str | None
     """The last line of a traceback, where a rank refuses the configuration."""
     stage_tensors: tuple[tuple[tuple[str, int | None, int], ...], ...]
@@ -104,19 +108,21 @@ def build(arguments: ServerArguments, hardware_name: str, environment: Mapping[s
         Refused: the engine ends with this before it has ranks.
     """
     shape = models.load_model(model_source(arguments["model_path"]))
-    host = hardware.find_host(hardware_name)
     engine = arguments.engine()
+    layout = Layout.from_engine(engine, arguments.release)
+    node = int(arguments["node_rank"] or 0)
+    host = hardware.find_host(hardware_name, nodes=max(1, layout.nnodes))
     try:
         shape = shape.overridden(engine)
     except ValueError as error:
         raise Refused("arguments", f"ValueError: {error}") from error
-    layout = Layout.from_engine(engine, arguments.release)
     refusal = refusals.find(arguments, shape, host, environment)
     if refusal and refusal.in_arguments:
         raise Refused("arguments", refusal.text)
     if layout.ep > layout.tp:
         raise Refused("spawn", "ZeroDivisionError: integer division or modulo by zero")
-    ranks = tuple(_ranks(layout, engine, visible_gpus(environment, host.count)))
+    world = layout.gpus
+    ranks = tuple(_ranks(layout, engine, visible_gpus(environment, host.count), node))
     try:
         plan = memory.plan_memory(shape, layout, engine, host, arguments.release)
         step = StepModel(shape, layout, engine, host, arguments.release)
@@ -140,6 +146,8 @@ def build(arguments: ServerArguments, hardware_name: str, environment: Mapping[s
         gpu_total_bytes=host.gpu.usable_bytes,
         free_before_load_bytes=plan.pre_load_free_bytes,
         ranks=ranks,
+        node=node,
+        world=world,
         refusal=refusal.text if refusal else None,
         stage_tensors=stages,
         stage_weights=plan.stages,
@@ -187,13 +195,15 @@ def visible_gpus(environment: Mapping[str, str], count: int) -> list[int]:
     return visible
 
 
-def _ranks(layout: Layout, engine: Mapping[str, Any], visible: list[int]) -> list[Rank]:
+def _ranks(layout: Layout, engine: Mapping[str, Any], visible: list[int], node: int) -> list[Rank]:
+    """The ranks that a node starts; `index` counts those of the node."""
+    stages, own = layout.node_ranks(node)
     first, step = int(engine.get("base_gpu_id") or 0), int(engine.get("gpu_id_step") or 1)
     width = max(1, layout.tp // layout.ep)
     ranks = []
     for replica in range(layout.dp):
-        for pp in range(layout.pp):
-            for tp in range(layout.tp):
+        for pp in stages:
+            for tp in own:
                 ep = tp // width
                 attention = tp // max(1, layout.tp // layout.attention_dp)
                 prefix = "".join(

@@ -5,9 +5,11 @@ Each task that names a filter loads this anew in its worker; the planner, which 
 
 from __future__ import annotations
 
+import json
+
 from ansible.errors import AnsibleFilterError
 from ansible_collections.shardsweep.serving.benchmark.engine import configuration as conf
-from ansible_collections.shardsweep.serving.benchmark.engine import flags, unit
+from ansible_collections.shardsweep.serving.benchmark.engine import flags, nodes, unit
 from ansible_collections.shardsweep.serving.benchmark.engine import share as sharing
 
 
@@ -49,12 +51,16 @@ def plan_refused(planned, refused):
     return _said(_planner().refuse, planned, refused)
 
 
-def share_sweep(plan, hosts, host):
-    """A host's part of a plan that alike hosts share: each configuration once, the common baseline on each."""
+def share_sweep(plan, hosts, host, groups=None):
+    """A host's part of a plan that alike hosts share: each configuration once, the common baseline on each.
+
+    `groups`: nodes that a host is the first of, where those are several.
+    """
 
     names = [entry["name"] for entry in plan]
     baseline = sharing.baseline_of(entry["configuration"] for entry in plan)
-    mine = set(sharing.share(names, list(hosts), baseline)[host])
+    needs = {entry["name"]: node_count(entry["configuration"]) for entry in plan}
+    mine = set(sharing.share(names, list(hosts), baseline, needs, groups)[host])
     return [entry for entry in plan if entry["name"] in mine]
 
 
@@ -62,7 +68,53 @@ def sweep_context(entry, release, own, shared):
     """What the host is told of a configuration that it is to measure: itself, its command line, and what all share."""
     configuration = entry["configuration"]
     arguments = [word for line in launch_lines(configuration, release, own) for word in line]
-    return {**shared, "configuration": configuration, "arguments": arguments, "plan": entry.get("plan") or {}}
+    context = {**shared, "configuration": configuration, "arguments": arguments, "plan": entry.get("plan") or {}}
+    several = node_count(configuration)
+    return {**context, "nodes": list(own["group"][:several])} if several > 1 else context
+
+
+def node_count(configuration):
+    """Nodes that a configuration is spread over."""
+    return _said(nodes.count, configuration)
+
+
+def on_node(names, catalogue, site, node):
+    """Those of these configurations that have a rank on this node, which is not the first."""
+    return _said(nodes.on_node, [resolve_configuration(name, catalogue, site) for name in names], node)
+
+
+def spread(names, catalogue, site):
+    """Those of these configurations that the catalogue has, and that are spread over several nodes."""
+    known = [name for name in names if name in {**catalogue, **(site or {})}]
+    return on_node(known, catalogue, site, 1)
+
+
+def lacking_nodes(configuration, host, group, seen):
+    """Why a host cannot run a configuration over its group; empty if it can."""
+    return _said(nodes.lacking, configuration, host, group, seen)
+
+
+def gpus_seen(hosts, hostvars):
+    """{host: its GPUs} of these hosts, by what the task `Ask | look at what serves` saw."""
+    seen = {}
+    for host in hosts:
+        observed = hostvars[host].get("__observed") or {}
+        seen[host] = _parsed(observed).get("gpus") or []
+    return seen
+
+
+def nodes_at_fault(results, hosts):
+    """The failure of a configuration of several nodes, by the node at fault; {} if none has failed.
+
+    `results` of a verb, in the order of the hosts.
+    """
+    answers = []
+    for host, result in zip(hosts, results, strict=True):
+        answer = _parsed(result)
+        if "phase" not in answer and (result.get("rc") == 0 or result.get("skipped")):
+            answer = {"phase": "ready"}
+        answers.append({"host": host, "answer": answer})
+    return nodes.cause(answers)
 
 
 def launch_lines(configuration, release, own):
@@ -104,6 +156,15 @@ def systemd_assignment(value, name):
     return _said(unit.assignment, name, value)
 
 
+def _parsed(result):
+    """The JSON object that a verb printed; {} where it printed none."""
+    try:
+        answer = json.loads(result.get("stdout") or "{}")
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
 class FilterModule:
     def filters(self):
         return {
@@ -113,6 +174,12 @@ class FilterModule:
             "plan_refused": plan_refused,
             "share_sweep": share_sweep,
             "sweep_context": sweep_context,
+            "node_count": node_count,
+            "on_node": on_node,
+            "spread": spread,
+            "lacking_nodes": lacking_nodes,
+            "gpus_seen": gpus_seen,
+            "nodes_at_fault": nodes_at_fault,
             "launch_lines": launch_lines,
             "launch_environment": launch_environment,
             "communication_run": communication_run,

@@ -6,7 +6,11 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [*(ROOT / "benchmark/engine/lifecycle").glob("*.py"), *(ROOT / "benchmark/host").glob("*.py")]
+SOURCES = [
+    *(ROOT / "benchmark/engine/lifecycle").glob("*.py"),
+    ROOT / "benchmark/engine/nodes.py",
+    *(ROOT / "benchmark/host").glob("*.py"),
+]
 GIVEN = re.compile(
     r'(?:plain|Failure|Verdict|StuckError|_fail)\(\s*(?:state,\s*)?"([a-z_0-9]+)"|"kind": "([a-z_0-9]+)"'
     r'|"(killed)" if|else "(crash)"'

@@ -1,4 +1,4 @@
-"""The collection's module `files` and its action `verb`, as Ansible runs them."""
+"""The collection's actions `verb` and `files`, as Ansible runs them."""
 
 from __future__ import annotations
 
@@ -11,33 +11,14 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ROOT / "plugins/modules/files.py"
 
 
-def write(tmp_path, *files, check=False, umask=0o022) -> dict:
-    arguments = {"files": list(files), "_ansible_check_mode": check, "_ansible_tmpdir": str(tmp_path)}
-    answer = subprocess.run(
-        [sys.executable, "-c", RUN, str(FILES)],
-        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
-        capture_output=True,
-        text=True,
-        check=False,
-        umask=umask,
-    )
-    return json.loads(answer.stdout.splitlines()[-1])
-
-
-# A module of ansible-core 2.19 and later reads its arguments with a profile that the task's worker gives it.
-RUN = """
-import json, runpy, sys
-from ansible.module_utils.testing import patch_module_args
-with patch_module_args(json.load(sys.stdin)["ANSIBLE_MODULE_ARGS"]):
-    runpy.run_path(sys.argv[1], run_name="__main__")
-"""
+def write(tmp_path, *files, umask=0o022, options=()) -> dict:
+    return play(tmp_path, "files", {"files": list(files)}, *options, umask=umask)
 
 
 def test_files_are_written_whole_with_their_folders_and_a_second_time_nothing_changes(tmp_path):
-    unit, script = tmp_path / "units/a.conf", tmp_path / "run/deep/a.sh"
+    unit, script = tmp_path / "units/a.conf", tmp_path / "run of 'it'/deep/a.sh"
     files = [{"path": str(unit), "content": "[program:a]\n"}, {"path": str(script), "content": "exec ä\n"}]
     first = write(tmp_path, *files, umask=0o077)
     assert first["changed"] and first["written"] == [str(unit), str(script)]
@@ -45,12 +26,18 @@ def test_files_are_written_whole_with_their_folders_and_a_second_time_nothing_ch
     assert [oct(path.stat().st_mode & 0o777) for path in (unit, script, script.parent)] == ["0o644", "0o644", "0o755"]
     again = write(tmp_path, *files)
     assert not again["changed"] and again["written"] == []
+    script.chmod(0o600)
+    unit.write_text("[program:b]\n")
+    mended = write(tmp_path, *files)
+    assert mended["written"] == [str(unit), str(script)]
+    assert (unit.read_text(), script.stat().st_mode & 0o777) == ("[program:a]\n", 0o644)
+    assert sorted(path.name for path in tmp_path.glob("*/**/*")) == ["a.conf", "a.sh", "deep"]
 
 
 def test_check_mode_says_what_would_change_and_writes_nothing(tmp_path):
     path = tmp_path / "a.conf"
     path.write_text("old\n")
-    said = write(tmp_path, {"path": str(path), "content": "new\n"}, check=True)
+    said = write(tmp_path, {"path": str(path), "content": "new\n"}, options=("--check", "--diff"))
     assert said["changed"]
     assert [(d["before"], d["after"], d["after_header"]) for d in said["diff"]] == [("old\n", "new\n", str(path))]
     assert path.read_text() == "old\n"
@@ -60,11 +47,12 @@ def test_one_file_that_is_refused_keeps_all_as_they_are(tmp_path):
     good, bad = tmp_path / "good.conf", tmp_path / "bad.conf"
     files = [
         {"path": str(good), "content": "fine\n"},
-        {"path": str(bad), "content": "broken\n", "validate": ["grep", "--quiet", "fine"]},
+        {"path": str(bad), "content": "broken\n", "validate": ["grep", "fine"]},
     ]
     said = write(tmp_path, *files)
     assert said["failed"] and str(bad) in said["msg"]
     assert not good.exists() and not bad.exists()
+    assert list(tmp_path.glob(".new*")) == []
 
 
 def test_a_verb_gets_its_input_and_its_folder_and_what_it_says_is_not_mixed(tmp_path):
@@ -74,28 +62,28 @@ def test_a_verb_gets_its_input_and_its_folder_and_what_it_says_is_not_mixed(tmp_
     folder = tmp_path / "a folder"
     folder.mkdir()
     task = {"argv": [sys.executable, "-c", program], "stdin": '{"name": "it\'s ä"}', "chdir": str(folder)}
-    said = play(tmp_path, task)
+    said = play(tmp_path, "verb", task)
     assert json.loads(said["stdout"]) == [{"name": "it's ä"}, str(folder)]
     assert (said["stderr"], said["rc"], said["failed"]) == ("to people", 0, False)
 
 
 def test_a_verb_that_fails_fails_its_task_and_its_answer_is_there(tmp_path):
     task = {"argv": [sys.executable, "-c", 'import sys; print(\'{"error": "no room"}\'); sys.exit(2)']}
-    said = play(tmp_path, task)
+    said = play(tmp_path, "verb", task)
     assert (json.loads(said["stdout"]), said["rc"], said["failed"]) == ({"error": "no room"}, 2, True)
 
 
 def test_a_verb_is_not_run_in_check_mode(tmp_path):
     touched = tmp_path / "touched"
-    said = play(tmp_path, {"argv": ["touch", str(touched)]}, "--check")
+    said = play(tmp_path, "verb", {"argv": ["touch", str(touched)]}, "--check")
     assert said["skipped"] and not touched.exists()
 
 
-def play(tmp_path: Path, verb: dict, *options: str) -> dict:
-    """The result of a task that runs a verb on this machine."""
+def play(tmp_path: Path, action: str, arguments: dict, *options: str, umask: int = 0o022) -> dict:
+    """The result of a task with one of the collection's actions on this machine."""
     told = tmp_path / "told.json"
     tasks = [
-        {"shardsweep.serving.verb": verb, "register": "said", "ignore_errors": True},
+        {f"shardsweep.serving.{action}": arguments, "register": "said", "ignore_errors": True},
         {
             "ansible.builtin.copy": {"content": "{{ said | to_json }}", "dest": str(told), "mode": "0600"},
             "check_mode": False,
@@ -110,5 +98,5 @@ def play(tmp_path: Path, verb: dict, *options: str) -> dict:
     }
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", "-c", "local", str(book)]
     options = ("-e", f"ansible_python_interpreter={sys.executable}", *options)
-    subprocess.run([*command, *options], cwd=ROOT, env=environment, check=True, capture_output=True)
+    subprocess.run([*command, *options], cwd=ROOT, env=environment, check=True, capture_output=True, umask=umask)
     return {"failed": False, **json.loads(told.read_text())}

@@ -241,6 +241,39 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
 
 CONSEQUENCES: tuple[tuple[re.Pattern[str], Builder], ...] = (
     (
+        re.compile(r"waiting for clients\. (\d+)/(\d+) clients joined"),
+        plain(
+            "nodes_missing",
+            "Only {0} of {1} ranks met: the others never reached the first node.",
+            "Look at the other nodes; see that the first one's address and port (sglang_service_node_address) are open "
+            "to them.",
+            may_pass=True,
+        ),
+    ),
+    (
+        re.compile(r"client socket has (?:timed out|failed).{0,200}?connect to \(([^)]+)\)", re.IGNORECASE),
+        plain(
+            "first_node_missing",
+            "The first node does not answer at {0}.",
+            "Look at the first node's log; see that its address and port (sglang_service_node_address) are open to the "
+            "others.",
+            may_pass=True,
+        ),
+    ),
+    (
+        re.compile(
+            r"gloo.*Connection (?:closed|reset) by peer|ncclRemoteError"
+            r"|remote process exited or there was a network error",
+            re.IGNORECASE,
+        ),
+        plain(
+            "peer_lost",
+            "A rank on another node is gone, or the network between the nodes is.",
+            "Look at the logs of the other nodes: the one that ended first says why.",
+            may_pass=True,
+        ),
+    ),
+    (
         re.compile(
             r"Watchdog caught collective operation timeout|(?:NCCL|collective).*time[d]? ?out"
             r"|Scheduler watchdog timeout|watchdog timeout",

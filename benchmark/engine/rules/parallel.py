@@ -100,6 +100,24 @@ _NODES = Rule(
     "tp_size must be divisible by number of nodes",
     "Choose tp_size x pp_size as a multiple of nnodes.",
 )
+_NODES_STAGES = Rule(
+    "nodes-cut-stages",
+    "Nodes hold whole pipeline stages, or stages whole nodes",
+    "Each node runs pp / nnodes stages, or each stage runs on nnodes / pp nodes, with the fraction cut off. With a "
+    "rest some ranks are started nowhere, and the others wait for them until their time is up.",
+    "SGLang 0.5.23 entrypoints/engine.py, _calculate_rank_ranges",
+    None,
+    "Choose a pp_size that is a multiple of nnodes, or divides it, and a tp_size that nnodes / pp_size divides.",
+)
+NODES_THERE = Rule(
+    "nodes-there",
+    "The hosts that a configuration is spread over must be there",
+    "An engine of several nodes runs on the first hosts of its group, all at once, with the same GPUs on each. Asked "
+    "of a sweep's and a deployment's hosts, before anything is stopped.",
+    "SGLang 0.5.23 server_args.py (--nnodes, --node-rank, --dist-init-addr)",
+    "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 8/16 clients joined.",
+    "Name the hosts of the group in sglang_service_nodes, the same list on each (docs/hosts.md).",
+)
 _DENSE_TP = Rule(
     "moe-dense-tp-size",
     "moe_dense_tp_size takes few values",
@@ -163,7 +181,7 @@ _VOCABULARY = Rule(
 
 RULES = (
     _POSITIVE, _WORLD, _UNUSED, _EP_LARGER, _EP_DIVIDES, _ADP_DIVIDES, _ADP_OFF, _ADP_OLD, _DP_BOTH, _DP_NODES,
-    _NODES, _DENSE_TP, _LM_HEAD, _CONTEXT, _HEADS, _KV_HEADS, _VISION_HEADS, _VOCABULARY,
+    _NODES, _NODES_STAGES, NODES_THERE, _DENSE_TP, _LM_HEAD, _CONTEXT, _HEADS, _KV_HEADS, _VISION_HEADS, _VOCABULARY,
 )  # fmt: skip
 
 
@@ -192,6 +210,9 @@ def _gpus(subject: Subject) -> Iterator[Verdict]:
     world = layout.tp * layout.pp
     if world % layout.nnodes:
         yield _NODES.verdict("reject", f"tp {layout.tp} x pp {layout.pp} = {world} ranks on {layout.nnodes} nodes.")
+    elif max(layout.pp, layout.nnodes) % min(layout.pp, layout.nnodes) or layout.tp % layout.stage_nodes:
+        sentence = f"pp {layout.pp} and tp {layout.tp} on {layout.nnodes} nodes leave ranks that no node starts."
+        yield _NODES_STAGES.verdict("reject", sentence)
     if layout.dp > 1 and layout.nnodes > 1:
         old = "multi-node data parallel is not supported unless dp attention!"
         message = None if subject.since("0.5.22") else old
@@ -205,7 +226,8 @@ def _gpus(subject: Subject) -> Iterator[Verdict]:
     needed = first * layout.nnodes + (layout.gpus - layout.nnodes) * step + layout.nnodes
     if needed > there:
         shifted = f" from GPU {first} in steps of {step}" if (first, step) != (0, 1) else ""
-        sentence = f"{_split(subject)} needs {gpus(layout.gpus)}{shifted}; the host has {there}."
+        has = "the host has" if layout.nnodes == 1 else f"{layout.nnodes} such nodes have"
+        sentence = f"{_split(subject)} needs {gpus(layout.gpus)}{shifted}; {has} {there}."
         yield _WORLD.verdict("reject", sentence)
     elif layout.gpus < there:
         idle = there - layout.gpus

@@ -74,7 +74,14 @@ def check(subject: Subject) -> Iterator[Verdict]:
     off = subject.on("disable_custom_all_reduce")
     if subject.pcie_only and layout.tp > 2 and not off:
         yield _CUSTOM.verdict("note", f"tp {layout.tp} over PCIe: NCCL does the all-reduces, not the custom kernel.")
-    if subject.pcie_only and layout.tp == 2 and not off and not subject.on("enable_p2p_check"):
+    # The custom kernel is for the GPUs of one node.
+    if (
+        subject.pcie_only
+        and layout.tp == 2
+        and layout.stage_nodes == 1
+        and not off
+        and not subject.on("enable_p2p_check")
+    ):
         yield _CUSTOM_TWO.verdict("doubt", "tp 2 over PCIe uses the custom all-reduce without a test of P2P.")
     level_set = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"} & {str(key) for key in subject.environment}
     if subject.pcie_only and layout.gpus > 2 and not level_set:

@@ -21,6 +21,7 @@ from benchmark.simulator.settings import Settings, SettingsError
 
 from . import processes, rank, texts
 from .arguments import ServerArguments, parse_arguments
+from .meeting import Meeting
 
 SERVER_ARGUMENTS, TOKENIZER = 0.10, 0.12
 ORPHAN_LIFETIME_SECONDS = 600
@@ -38,6 +39,8 @@ class Started:
     token_capacity: int
     sparing: frozenset[int]
     """Processes that the engine leaves alone when it ends."""
+    meeting: Meeting | None = None
+    """With the other nodes, where there are any."""
 
 
 def launch(arguments: Sequence[str], settings: Settings, began: float) -> Started | int:
@@ -95,26 +98,35 @@ def _start_ranks(blueprint: Blueprint, settings: Settings, began: float) -> Star
     sparing = frozenset([_orphan(settings)] if "orphan" in settings.faults else [])
     _fail_on_sigquit("Received sigquit from a child process. It usually means the child failed.", sparing)
     me = os.getpid()
+    meeting = Meeting.of(blueprint, sparing)
     pids, answers = [], []
     for item in blueprint.ranks:
         reading, writing = os.pipe()
-        start = rank.Start(item, blueprint, settings, began, tuple(foreign))
+        start = rank.Start(item, blueprint, settings, began, tuple(foreign), met=meeting.follow if meeting else None)
         pid = os.fork()
         if pid == 0:
             os.close(reading)
+            if meeting:
+                os.close(meeting.lead)
             _run_child(lambda start=start, writing=writing: rank.run(start, me, writing))
         os.close(writing)
         pids.append(pid)
         answers.append(reading)
     detokenizer = os.fork()
     if detokenizer == 0:
+        if meeting:
+            os.close(meeting.lead)
         _run_child(lambda: _detokenizer(me))
     pids.append(detokenizer)
+    if meeting:
+        meeting.begin()
     from benchmark.simulator.serve import application  # noqa: F401  (the web server loads while the ranks do)
 
     _await_ranks(answers, pids)
+    if meeting:
+        meeting.wait_ready()
     start = rank.Start(blueprint.ranks[0], blueprint, settings, began, tuple(foreign))
-    return Started(blueprint, tuple(pids), rank.token_capacity(start), sparing)
+    return Started(blueprint, tuple(pids), rank.token_capacity(start), sparing, meeting)
 
 
 def _run_child(body) -> None:

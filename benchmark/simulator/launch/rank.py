@@ -38,6 +38,8 @@ class Start:
     """Bytes that others held on each rank's GPU at the launch."""
     allocated: int = 0
     delay: float = 0.0
+    met: int | None = None
+    """A file descriptor that ends when the other nodes are there; None without others."""
 
     @property
     def words(self) -> texts.Words:
@@ -156,6 +158,7 @@ def _init_distributed(start: Start) -> None:
     if len(blueprint.ranks) > 1:
         if rank.index == 0:
             start.log("sglang is using nccl==2.28.9")
+        _meet(start)
         if "hang_init" in start.settings.faults:
             if start.ledger:
                 start.ledger.work([rank.gpu], 1.0, HANG_POWER, None)
@@ -172,6 +175,14 @@ def _init_distributed(start: Start) -> None:
         )
     elapsed = (DISTRIBUTED_END - DISTRIBUTED_BEGIN) * start.settings.start_seconds
     start.log(f"Init torch distributed ends. elapsed={elapsed:.2f} s, mem usage={start.context / GIB:.2f} GB")
+
+
+def _meet(start: Start) -> None:
+    """Waits for the ranks of other nodes; what comes later in the start comes so much later."""
+    if start.met is not None:
+        began = time.monotonic()
+        os.read(start.met, 1)
+        start.delay += time.monotonic() - began
 
 
 def _groups(tensors: tuple[tuple[str, int | None, int], ...]) -> Iterator[list[int]]:
@@ -227,7 +238,7 @@ def _read_checkpoint(start: Start) -> None:
     stop = files // 2 if {"crash_load", "hang_load"} & set(faults.requested) else files
     extra = faults.get("slow_load") or 0.0
     before = start.delay
-    shown = start.rank.index == 0
+    shown = start.rank.index == 0 and start.blueprint.node == 0
     for number in range(0, stop + 1, 8):
         done = number / files
         start.delay = before + extra * done
@@ -272,7 +283,7 @@ def _capture_graphs(start: Start) -> None:
     start.log(start.words.graph_begin.format(batches=list(batches), free=start.available()))
     if not start.words.newer:
         start.log(f"Capture cuda graph bs {list(batches)}", everyone=False)
-    shown = start.rank.index == 0
+    shown = start.rank.index == 0 and blueprint.node == 0
     bar = "Capturing batches (bs={} avail_mem={}): {:3d}%|{:<10}| {}/{} [00:00<00:00, 20.00it/s]"
     if shown:
         texts.write("\r" + bar.format(batches[-1], start.available(), 0, "", 0, len(batches)))

@@ -70,6 +70,21 @@ FRAMES: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
             "pre_model_load_memory = self.init_torch_distributed()",
         ),
     ),
+    "meeting": (
+        *_INIT,
+        ("model_executor/model_runner.py", 481, "__init__", "pre_model_load_memory = self.init_torch_distributed()"),
+        (
+            "distributed/parallel_state.py",
+            1520,
+            "init_distributed_environment",
+            "torch.distributed.init_process_group(",
+        ),
+    ),
+    "broadcast": (
+        ("managers/scheduler.py", 3934, "run_scheduler_process", "scheduler.run_event_loop()"),
+        ("managers/scheduler.py", 1384, "recv_requests", "recv_reqs = broadcast_pyobj("),
+        ("utils/common.py", 1243, "broadcast_pyobj", "dist.broadcast(tensor_size, src=src, group=dist_group)"),
+    ),
     "groups": (
         *_INIT,
         ("distributed/parallel_state.py", 420, "__init__", "assert self.cpu_group is not None"),

@@ -144,7 +144,21 @@ WIDTHS = (
     ),
     Case("tp4 with four GPUs visible", {"tp_size": 4}, environment=LEVEL | {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}),
     Case("tp16 on two nodes of eight", {"tp_size": 16, "nnodes": 2}),
+    Case("tp8 pp2 on two nodes of eight", {"tp_size": 8, "pp_size": 2, "nnodes": 2}, notes("pipeline-overlap")),
+    Case(
+        "tp4 pp2 on four nodes: each stage on two",
+        {"tp_size": 4, "pp_size": 2, "nnodes": 4},
+        notes("pipeline-overlap", "unused-gpus"),
+    ),
+    Case("tp32 on two nodes of eight", {"tp_size": 32, "nnodes": 2}, rejects("world-size")),
+    Case("tp2 over two nodes has no custom all-reduce", {"tp_size": 2, "nnodes": 2}, notes("unused-gpus")),
     Case("tp8 on three nodes", {"tp_size": 8, "nnodes": 3}, rejects("nodes-divide-world")),
+    # 4 x 3 ranks on 2 nodes: one stage each (3 // 2), and the third is nobody's.
+    Case(
+        "tp4 pp3 on two nodes",
+        {"tp_size": 4, "pp_size": 3, "nnodes": 2},
+        rejects("nodes-cut-stages") | notes("pipeline-overlap", "unused-gpus"),
+    ),
     Case(
         "replicas over nodes",
         {"tp_size": 8, "dp_size": 2, "nnodes": 2},
@@ -580,8 +594,9 @@ def test_table(case: Case) -> None:
 def test_every_rule_has_a_case() -> None:
     """A rule that no case reaches is not tested. NCCL's have a table of their own."""
     reached = {verdict.rule for case in CASES for verdict in verdicts_of(case)}
-    # In test_rules.py, for the shapes do not tell the tower's heads; in test_ask_parser.py, for the host is asked.
-    out_of_reach = {"vision-heads-divide", "engine-arguments"}
+    # In test_rules.py, for the shapes do not tell the tower's heads; in test_ask_parser.py and test_nodes.py, for hosts
+    # are asked.
+    out_of_reach = {"vision-heads-divide", "engine-arguments", "nodes-there"}
     assert {rule.id for rule in rules()} - {rule.id for rule in nccl.RULES} - out_of_reach <= reached
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 
 import pytest
+from builders import a_point, a_record
 from rich.console import Console
 
 from benchmark.report import tables
@@ -29,6 +30,12 @@ def test_csv_has_one_row_a_point_and_units_in_its_header():
     assert float(first["energy_joules_per_output_token"]) == 2.0
     assert {row["valid"] for row in found} == {"true", "false"}
     assert [row["flags"] for row in found if row["valid"] == "false"] == ["invalid: compilation"]
+
+
+def test_csv_names_the_hosts_of_one_engine():
+    one, two = a_record(points=[a_point(1, 50.0)]), a_record(points=[a_point(1, 50.0)], nodes=["gpu1", "gpu2"])
+    rows = list(csv.DictReader(io.StringIO(tables.csv([one, two]))))
+    assert [row["nodes"] for row in rows] == ["", "gpu1 gpu2"]
 
 
 def test_csv_runs_no_formula_in_a_spreadsheet():

@@ -1,0 +1,165 @@
+"""One configuration over two hosts: two simulated ones of this machine, each with its own folder, GPUs and port."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import BIN, ROOT, free_port, recap, said
+
+from benchmark.campaign.store import Campaign
+
+pytestmark = pytest.mark.slow
+
+SPREAD = {
+    "tp16": {
+        "description": "Every layer over the GPUs of two hosts",
+        "extends": "tp8",
+        "against": "tp8",
+        "hypothesis": "The network costs more than the GPUs bring; the peak is lower.",
+        "engine": {"tp_size": 16, "nnodes": 2},
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def more_tools(tmp_path_factory):
+    return tmp_path_factory.mktemp("tools2")
+
+
+@pytest.fixture
+def pair(site, more_tools):
+    """`site` and a second host as a group of two nodes."""
+    site.hosts["there"] = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "ansible_remote_tmp": str(site.folder / "tmp2"),
+        # Two hosts do not install into one folder at a time.
+        "sglang_tools_home": str(more_tools),
+        "sglang_tools_state": str(site.folder / "state2"),
+        "sglang_service_port": free_port(),
+        "sglang_benchmark_fact_path": str(site.folder / "facts2.d"),
+    }
+    site.variables |= {
+        "sglang_service_nodes": ["here", "there"],
+        "sglang_service_node_address": "127.0.0.1",
+        "sglang_service_node_port": free_port(),
+        "sglang_service_stop_seconds": 15,
+        "sglang_site_configs": SPREAD,
+    }
+    return site
+
+
+def there(site, *words: str) -> dict:
+    """A verb of the second host."""
+    command = [
+        str(site.tools / "venv/bin/shardsweep-host"),
+        "--settings",
+        str(site.folder / "state2/settings.json"),
+        *words,
+    ]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout)
+
+
+def units(site) -> tuple[list[str], list[str]]:
+    return site.serving(), [service["unit"] for service in there(site, "observe")["serving"]]
+
+
+def test_a_configuration_of_two_nodes_is_deployed_as_one_service_and_stopped_as_one(pair):
+    done = pair.play("deploy.yml", config="tp16")
+    assert done.returncode == 0, said(done)
+    assert units(pair) == (["sglang-tp16"], ["sglang-tp16"])
+    assert pair.ask("/server_info").json()["nnodes"] == 2
+    scripts = [(pair.folder / state / "run/sglang-tp16.sh").read_text() for state in ("state", "state2")]
+    assert ["--node-rank 0" in script for script in scripts] == [True, False]
+    assert ["--node-rank 1" in script for script in scripts] == [False, True]
+    again = pair.play("deploy.yml", config="tp16", interrupt="true")
+    assert recap(again)["changed"] == recap(again, "there")["changed"] == 0, said(again)
+    stopped = pair.play("playbooks/stop.yml")
+    assert stopped.returncode == 0, said(stopped)
+    assert units(pair) == ([], [])
+
+
+def test_a_sweep_measures_one_configuration_over_both_and_gives_both_back(pair):
+    served = pair.play("deploy.yml", config="ep4")
+    assert served.returncode == 0, said(served)
+    assert units(pair) == (["sglang-ep4"], ["sglang-ep4"])
+    done = pair.play("sweep.yml", configs="tp8,tp16", concurrencies="4", interrupt="true")
+    assert done.returncode == 0, said(done)
+    records = Campaign(pair.folder / "campaigns", "kimi-k2.6-quick").records()
+    measured = {record.configuration.name: record for record in records}
+    # The further host works for the first, so it measures nothing by itself.
+    assert {(record.host.name, record.configuration.name) for record in records} == {("here", "tp8"), ("here", "tp16")}
+    assert {record.outcome for record in records} == {"measured"}, [record.failure for record in records]
+    assert measured["tp16"].nodes == ["here", "there"]
+    assert measured["tp8"].nodes == []
+    arguments = measured["tp16"].configuration.arguments
+    assert arguments[arguments.index("--nnodes") + 1] == "2"
+    # What served on each serves again.
+    assert units(pair) == (["sglang-ep4"], ["sglang-ep4"])
+    assert there(pair, "observe")["lease"] is None
+
+
+def test_a_rank_that_cannot_load_fails_the_configuration_by_its_hosts_name(pair):
+    pair.hosts["there"]["sglang_service_simulated_fault"] = "crash_load"
+    done = pair.play("deploy.yml", config="tp16")
+    assert done.returncode != 0
+    assert "tp16 did not start: node 1 (there): " in said(done)
+    assert units(pair) == ([], [])
+
+
+def begun(pair, **variables) -> subprocess.Popen:
+    """A sweep that has begun to measure."""
+    pair.write()
+    (pair.state / "job-progress.json").unlink(missing_ok=True)
+    sweep = subprocess.Popen(
+        [str(BIN / "ansible-playbook"), "-i", str(pair.inventory), "sweep.yml", "-e", json.dumps(variables)],
+        cwd=ROOT, env=pair.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    wait_for(lambda: (pair.state / "job-progress.json").exists() or sweep.poll() is not None, 200)
+    assert sweep.poll() is None, sweep.communicate()[0][-3000:]
+    return sweep
+
+
+def wait_for(condition, seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, f"waited {seconds} s in vain"
+        time.sleep(0.2)
+
+
+def test_a_rank_that_is_killed_while_it_measures_is_named_in_the_record(pair):
+    pair.variables["sglang_benchmark_workload"] = {"name": "long", "prompt_tokens": 64, "output_tokens": 4000}
+    sweep = begun(pair, configs="tp16", concurrencies="4")
+    (rank,) = there(pair, "observe")["serving"]
+    os.kill(rank["pid"], signal.SIGKILL)
+    out, _ = sweep.communicate(timeout=200)
+    (record,) = Campaign(pair.folder / "campaigns", "kimi-k2.6-long").records()
+    assert record.outcome == "failed", out
+    assert record.failure.sentence.startswith("node 1 (there): ")
+    assert record.nodes == ["here", "there"]
+    assert units(pair) == ([], [])
+
+
+def test_a_killed_controller_leaves_neither_host_held(pair):
+    pair.variables["sglang_service_lease_seconds"] = 5
+    served = pair.play("deploy.yml", config="ep4")
+    assert served.returncode == 0, said(served)
+    sweep = begun(pair, configs="tp16", concurrencies="4", interrupt="true")
+    os.killpg(sweep.pid, signal.SIGKILL)
+    sweep.communicate()
+    wait_for(lambda: units(pair) == (["sglang-ep4"], ["sglang-ep4"]), 120)
+    wait_for(lambda: pair.verb("observe")["lease"] is there(pair, "observe")["lease"] is None, 30)
+
+
+def test_hosts_that_are_no_group_are_told_so(pair):
+    pair.variables["sglang_service_nodes"] = []
+    done = pair.play("deploy.yml", config="tp16")
+    assert done.returncode != 0
+    assert "tp16 cannot run on here. It is spread over 2 nodes, and here is alone" in said(done)

@@ -1,0 +1,162 @@
+"""A host that is a further node of somebody's engine: how long it is held, and what its rank is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+
+from benchmark.host import engine_http, holding, lease, switch
+from benchmark.host.services import ServiceState
+from benchmark.host.settings import HostError, Settings, write_json
+
+UNIT = "sglang-tp16"
+
+
+class OverError(Exception):
+    """The guard has looked often enough."""
+
+
+class Manager:
+    def __init__(self, folder, *running: str) -> None:
+        self.folder, self.running, self.asked = folder, set(running), []
+
+    def state(self, unit: str) -> ServiceState:
+        return ServiceState(unit=unit, activity="active" if unit in self.running else "inactive")
+
+    def start(self, unit: str) -> None:
+        self.asked.append(unit)
+        self.running.add(unit)
+
+    def stop(self, unit: str) -> None:
+        self.running.discard(unit)
+
+    def units(self) -> list[str]:
+        return [UNIT]
+
+    def processes(self, unit: str) -> list:
+        return []
+
+    def log(self, unit: str):
+        return self.folder / f"{unit}.log"
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmark.host.processes.marked", lambda _: {})
+    return Settings(state=tmp_path, unit_directory=tmp_path / "units", lease_seconds=30, free_seconds=0)
+
+
+@pytest.fixture
+def port():
+    """Where the first node is met, while it is there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def held(settings, server, *, silent: bool):
+    """Held as a further node, by a sweep of which nothing was heard for a while."""
+    taken = {"token": "t", "owner": "a sweep from gpu1", "after": "previous", "previous": [], "began_at": 1.0}
+    lease.take(settings, taken | {"first": f"127.0.0.1:{server.getsockname()[1]}"})
+    if silent:
+        now = lease.current(settings)
+        now["renewed"]["seconds"] -= 31
+        write_json(settings.state / "lease.json", now)
+        write_json(settings.state / "lease-copy.json", now)
+
+
+def watch(settings, monkeypatch, manager, looks: int) -> list[str]:
+    """Which leases the guard ends within so many looks."""
+    ended: list[str] = []
+
+    def end(_settings, token):
+        ended.append(token)
+        lease.drop(settings)
+        return {"phase": "restored"}
+
+    def sleep(_seconds):
+        nonlocal looks
+        looks -= 1
+        if looks < 0:
+            raise OverError
+
+    monkeypatch.setattr(holding, "manager_for", lambda _: manager)
+    monkeypatch.setattr(holding, "end", end)
+    monkeypatch.setattr(holding.time, "sleep", sleep)
+    with contextlib.suppress(OverError):
+        holding.guard(settings)
+    return ended
+
+
+def test_a_rank_that_works_for_a_silent_sweep_is_left_alone(settings, monkeypatch, tmp_path, port):
+    held(settings, port, silent=True)
+    assert watch(settings, monkeypatch, Manager(tmp_path, UNIT), looks=3) == []
+
+
+def test_a_rank_whose_first_node_is_gone_is_not(settings, monkeypatch, tmp_path, port):
+    held(settings, port, silent=True)
+    port.close()
+    assert watch(settings, monkeypatch, Manager(tmp_path, UNIT), looks=3) == ["t"]
+
+
+def test_a_silent_sweep_without_a_rank_here_is_ended(settings, monkeypatch, tmp_path, port):
+    held(settings, port, silent=True)
+    assert watch(settings, monkeypatch, Manager(tmp_path), looks=3) == ["t"]
+
+
+def test_another_sweep_does_not_take_a_host_that_works_for_a_first_node(settings, monkeypatch, tmp_path, port):
+    manager = Manager(tmp_path, UNIT)
+    monkeypatch.setattr(holding, "manager_for", lambda _: manager)
+    held(settings, port, silent=True)
+    with pytest.raises(HostError, match="a sweep from gpu1"):
+        holding.begin(settings, "another", "you", "previous", [])
+    port.close()
+    assert holding.begin(settings, "another", "you", "previous", [])["previous"] == []
+
+
+def test_a_lease_that_was_taken_again_is_not_dropped_for_the_old_one(settings, port):
+    held(settings, port, silent=False)
+    old = lease.current(settings)
+    lease.take(settings, old | {"began_at": 2.0})
+    assert lease.taken_since(settings, old)
+    lease.drop(settings, old)
+    assert lease.current(settings)["began_at"] == 2.0
+    lease.drop(settings, lease.current(settings))
+    assert lease.current(settings) is None
+
+
+@pytest.mark.parametrize(("node", "phase"), [(0, "starting"), (1, "ready")])
+def test_only_the_first_node_has_to_make_a_token(settings, monkeypatch, tmp_path, node, phase):
+    manager = Manager(tmp_path)
+    monkeypatch.setattr(switch, "manager_for", lambda _: manager)
+    monkeypatch.setattr(switch, "stop_step", lambda *_: None)
+    monkeypatch.setattr(switch.patience, "note", lambda *_: None)
+    monkeypatch.setattr(switch.patience, "told", lambda *_: "tp16 to start")
+    monkeypatch.setattr(switch.patience, "verdict", lambda *_: None)
+    monkeypatch.setattr(switch.kept, "keep", lambda *_: None)
+    monkeypatch.setattr(engine_http, "health", lambda _: "healthy")
+    monkeypatch.setattr(engine_http, "generates", lambda _: "HTTP 404: ")
+    said = {}
+    for _ in range(4):
+        said = switch.switch(settings, "tp16", "f", "t", yields=[], seconds=0, node=node)
+    assert (said["phase"], said["node"]) == (phase, node)
+    assert manager.asked == [UNIT]
+
+
+@pytest.mark.parametrize(("anew", "starts"), [(False, []), (True, [UNIT])])
+def test_a_rank_is_started_again_with_its_first_node(settings, monkeypatch, tmp_path, anew, starts):
+    """It runs as wanted, but the first node's start that it met is over."""
+    manager = Manager(tmp_path, UNIT)
+    monkeypatch.setattr(switch, "manager_for", lambda _: manager)
+    monkeypatch.setattr(
+        switch, "stop_step", lambda _settings, manager, units, _: [manager.stop(unit) for unit in units] and None
+    )
+    monkeypatch.setattr(switch.patience, "note", lambda *_: None)
+    monkeypatch.setattr(switch.patience, "told", lambda *_: "tp16 to start")
+    monkeypatch.setattr(switch.patience, "verdict", lambda *_: None)
+    monkeypatch.setattr(engine_http, "health", lambda _: "starting")
+    write_json(tmp_path / "running.json", {UNIT: {"fingerprint": "f", "node": 1}})
+    for _ in range(3):
+        switch.switch(settings, "tp16", "f", "t", yields=[], seconds=0, node=1, anew=anew)
+    assert manager.asked == starts
