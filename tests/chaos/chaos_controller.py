@@ -177,7 +177,8 @@ def _full_disk(full: bool):
 class InProcess(Site):
     """A site that is swept by a process of the suite's own."""
 
-    kinds = (*KINDS, FAKETIME) if LIBFAKETIME else KINDS
+    kinds = KINDS
+    kinds_by_name = (FAKETIME,) if LIBFAKETIME else ()
     gpus = GPUS
     patience_seconds = PATIENCE_SECONDS
     usual_seconds = 0.0

@@ -52,6 +52,7 @@ CONNECTIONS = ROOT / "tests/data/connection"
 class Playbooks:
     """A site that is swept by ansible-playbook."""
 
+    kinds_by_name = ()
     gpus = 8
     patience_seconds = 600.0
 

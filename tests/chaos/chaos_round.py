@@ -46,6 +46,9 @@ class Site(Protocol):
     """A host, what sweeps it, and how to reach into both."""
 
     kinds: Sequence[str]
+    """Those that take turns: the kind of a round follows from its seed, whatever this machine has."""
+    kinds_by_name: Sequence[str]
+    """Those that are there only where they are asked for."""
     gpus: int
     patience_seconds: float
     usual_seconds: float

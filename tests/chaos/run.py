@@ -37,8 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     site = _site(options, folder)
     kinds = options.kind or site.kinds
-    if strange := [kind for kind in kinds if kind not in site.kinds]:
-        sys.exit(f"Not of this site: {', '.join(strange)}. It knows {', '.join(site.kinds)}.")
+    known = (*site.kinds, *site.kinds_by_name)
+    if strange := [kind for kind in kinds if kind not in known]:
+        sys.exit(f"Not of this site: {', '.join(strange)}. It knows {', '.join(known)}.")
     log = folder / "rounds.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     seeds = range(options.seed, options.seed + options.rounds)
