@@ -23,6 +23,7 @@ OFFERED_WARNING, OFFERED_INVALID = 0.99, 0.95
 SHARED_WARNING, SHARED_INVALID = 0.01, 0.10
 COUNTER_SHARE = 0.01
 STEP_SHARE = 0.03
+ALONE_LINES_NEEDED = 3
 CHANGED_SHARE = 0.10
 FEW_TOKENS_A_SECOND = 10
 CLOCK_STEP_SECONDS = 0.002
@@ -242,23 +243,43 @@ def _compile(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]
 
 
 def _front_end(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    for name, seen, step in (_while_decoding(about, found), _on_average(about, found)):
+        # Below the step is no contradiction: the log's throughput has pauses between requests in it.
+        if step and seen > step * (1 + STEP_SHARE):
+            text = (
+                f"HTTP front end or client limited: {name} is {seen * 1000:.2f} ms where the engine's log has decode "
+                f"steps of {step * 1000:.2f} ms, so the GPUs waited."
+            )
+            return _flag("front_end_limit", "warning", text)
+    return []
+
+
+_Compared = tuple[str, float, float | None]
+"""(what the client saw, its seconds, seconds of the engine's steps or None where the two cannot be compared)."""
+
+
+def _while_decoding(about: About, found: Figures) -> _Compared:
+    """Medians of both without any prefill in them: the gaps of most tokens, and log lines of decode steps alone."""
+    step = about.server.get("decode_alone_step_median_seconds")
+    enough = about.server.get("decode_alone_lines", 0) >= ALONE_LINES_NEEDED
+    # Where an event brings several tokens the median gap is not a step's.
+    each = all(row.count_source != "interpolated" and not row.token_counts for row in found.done)
+    if not (enough and each and found.itl.size):
+        return "median ITL", 0.0, None
+    return "median ITL", float(np.median(found.itl)), step
+
+
+def _on_average(about: About, found: Figures) -> _Compared:
+    """Means of both with the prefills in them, if the log's lines fell where as many ran as on average.
+
+    Where they fall behind a wave of ends, fewer run, and the quotient is shorter than a step.
+    """
     step = about.server.get("decode_step_mean_seconds")
-    if not step or not found.tpot.size:
-        return []
-    # A line's step is its running requests over its tokens a second. Where lines fall behind a wave of ends, fewer
-    # run than on average, and the quotient is shorter than a step.
     full = min(about.concurrency, about.server.get("max_running") or about.concurrency)
-    if about.server.get("log_running_mean", full) < (1 - STEP_SHARE) * full:
-        return []
-    seen = float(found.tpot.mean())
-    if seen <= step * (1 + STEP_SHARE):
-        # Below it is no contradiction: the log's throughput has pauses between requests in it.
-        return []
-    text = (
-        f"HTTP front end or client limited: TPOT is {seen * 1000:.2f} ms where the engine's log has decode steps of "
-        f"{step * 1000:.2f} ms, so the GPUs waited."
-    )
-    return _flag("front_end_limit", "warning", text)
+    stands = about.server.get("log_running_mean", full) >= (1 - STEP_SHARE) * full
+    if not (stands and found.tpot.size):
+        return "TPOT", 0.0, None
+    return "TPOT", float(found.tpot.mean()), step
 
 
 def _telemetry(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:

@@ -107,7 +107,7 @@ async def measure_point(
     )
     await wait_idle(target, 10)
     server.update(await _difference(target, before))
-    server.update(observed.server())
+    server.update(observed.server(concurrency))
     about = About(
         workload=workload.to_mapping(),
         concurrency=concurrency,
@@ -159,8 +159,13 @@ class _Observed:
         if self.log is not None:
             self.log.close()
 
-    def server(self) -> dict[str, Any]:
-        return {**self.poller.summary(), **(self.log.summary() if self.log is not None else {})}
+    def server(self, concurrency: int) -> dict[str, Any]:
+        """What the engine told; its log's lines are those of one data-parallel rank each."""
+        load = self.poller.summary()
+        if self.log is None:
+            return load
+        running = min(concurrency, load.get("max_running") or concurrency)
+        return {**load, **self.log.summary(running / (self.poller.target.info.get("dp_size") or 1))}
 
     async def telemetry(self, driver: Driver) -> dict[str, Any]:
         if self.gpus is None:
