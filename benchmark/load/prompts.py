@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -63,6 +64,8 @@ class PromptSource:
         self.point = point
         self.tokenization = tokenization or Tokenization()
         self.as_ids = as_ids
+        # The name too: an open loop's prompts are not those of its closed loop, nor one workload's the start of another's.
+        self._seed = [workload.seed, zlib.crc32(workload.name.encode()), *point]
         self._replay = _replay_lines(workload.file) if workload.file else []
 
     def prompt(self, index: int, first_wave_of: int | None = None) -> Prompt:
@@ -71,7 +74,7 @@ class PromptSource:
         Answers of the first wave are asked to have lengths spread evenly over 1..n in random order, so that a closed
         loop starts as it goes on: ends and starts of requests spread over time, not in lock-step.
         """
-        random = np.random.default_rng([self.workload.seed, *self.point, index])
+        random = np.random.default_rng([*self._seed, index])
         if self._replay:
             return self._replayed(index)
         output = _length(random, self.workload.output_tokens, self.workload.length_range)
@@ -82,14 +85,14 @@ class PromptSource:
 
     def _place(self, index: int, wave: int) -> int:
         """Where request `index` of the first wave stands in a shuffled order."""
-        order = np.random.default_rng([self.workload.seed, *self.point, 1 << 40]).permutation(wave)
+        order = np.random.default_rng([*self._seed, 1 << 40]).permutation(wave)
         return int(order[index % wave])
 
     def _content(self, random: np.random.Generator, length: int) -> list[int] | str:
         shared = self.workload.shared_prefix_tokens
         if not shared:
             return self._fresh(random, length)
-        first = self._fresh(np.random.default_rng([self.workload.seed, *self.point, 1 << 41]), shared)
+        first = self._fresh(np.random.default_rng([*self._seed, 1 << 41]), shared)
         rest = self._fresh(random, max(1, length - shared))
         return first + rest if isinstance(first, list) else f"{first} {rest}"
 
@@ -113,7 +116,7 @@ class PromptSource:
         return found
 
     def _replayed(self, index: int) -> Prompt:
-        order = np.random.default_rng([self.workload.seed, *self.point]).permutation(len(self._replay))
+        order = np.random.default_rng(self._seed).permutation(len(self._replay))
         return self._replay[order[index % len(order)]]
 
 

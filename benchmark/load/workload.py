@@ -24,7 +24,7 @@ class Workload:
         kind: `random_ids` (ids drawn at random, exact lengths, unlike text for an expert router), `text` (English
             prose), `shared_prefix` (text with `shared_prefix_tokens` in common), `replay` (`file`: JSON lines).
         length_range: lengths are uniform on [range x n, n]; 1.0 gives exactly n.
-        seed: of prompts and lengths; a point's repeat number and concurrency are mixed in.
+        seed: of prompts and lengths; the name, and a point's concurrency and repeat number, are mixed in.
         requests: at most so many requests inside the window of a point; None leaves it to the time.
         window_seconds: how long the window of a point may last at most.
         minimum_window_seconds, minimum_requests: the window lasts at least so long and holds so many finished

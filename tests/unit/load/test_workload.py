@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from benchmark.load.further import open_loop
 from benchmark.load.prompts import PromptSource, Tokenization, corpus, prose_text
 from benchmark.load.workload import NAMED, Workload, WorkloadError, named
 
@@ -66,6 +67,19 @@ def test_the_same_for_every_configuration_and_new_for_each_point():
     assert PromptSource(WORK, (8, 1)).prompt(3) == one
     for other in ((8, 2), (16, 1)):
         assert PromptSource(WORK, other).prompt(3).content[:4] != one.content[:4]
+
+
+def test_an_open_loop_has_prompts_of_its_own():
+    closed = named("quick")
+    offered = open_loop(closed, 2.0, ttft_limit_seconds=1.0)
+    pairs = [[PromptSource(work, (64, 1)).prompt(i).content for i in range(20)] for work in (closed, offered)]
+    assert not {tuple(ids[:4]) for ids in pairs[0]} & {tuple(ids[:4]) for ids in pairs[1]}
+
+
+def test_no_workload_begins_with_the_prompts_of_another():
+    short, long = (PromptSource(named(name), (1, 1)).prompt(0).content for name in ("chat", "long_prompt"))
+    assert (len(short), len(long)) == (1024, 16384)
+    assert long[:4] != short[:4]
 
 
 def test_first_wave_lengths_are_spread_evenly():
