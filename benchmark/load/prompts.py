@@ -64,7 +64,7 @@ class PromptSource:
         self.point = point
         self.tokenization = tokenization or Tokenization()
         self.as_ids = as_ids
-        # The name too: an open loop's prompts are not those of its closed loop, nor one workload's the start of another's.
+        # The name too: an open loop's prompts are not its closed loop's, nor one workload's the start of another's.
         self._seed = [workload.seed, zlib.crc32(workload.name.encode()), *point]
         self._replay = _replay_lines(workload.file) if workload.file else []
 
