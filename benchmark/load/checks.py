@@ -32,8 +32,8 @@ CLOCK_STEP_SECONDS = 0.002
 def flags(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     """All flags of a point, in the order in which they are looked for."""
     checks = (
-        _failed, _no_usage, _short, _window, _half_width, _changing, _prompt_lengths, _cached, _peak, _counts,
-        _client, _clock, _reached, _counters, _restart, _compile, _front_end, _telemetry,
+        _failed, _drain_cut, _no_usage, _short, _window, _half_width, _changing, _prompt_lengths, _cached, _peak,
+        _counts, _client, _clock, _reached, _counters, _restart, _compile, _front_end, _telemetry,
     )  # fmt: skip
     return [flag for check in checks for flag in check(rows, about, found)]
 
@@ -57,6 +57,16 @@ def _failed(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     why = found.failed[0].error
     text = f"{len(found.failed)} of {total} requests failed ({_percent(share)}), the first one: {why}"
     return _flag("failed_requests", "invalid" if share > FAILED_SHARE else "warning", text)
+
+
+def _drain_cut(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    if not found.cut:
+        return []
+    text = (
+        f"{found.cut} requests of the window had not ended when the load generator gave them up: their tokens are "
+        "missing, and the slowest answers from every latency. Offer less, or measure with a lower concurrency."
+    )
+    return _flag("drain_cut", "invalid", text)
 
 
 def _no_usage(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:

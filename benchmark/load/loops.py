@@ -100,6 +100,10 @@ class ClosedLoop(Driver):
             # Not one turnover in all that time; the window ends where it is.
             self.stop(now_ns, "time")
 
+    @property
+    def waits_for_all(self) -> bool:
+        return self.window.end_ns is not None and self.window.ended_by != "failures"
+
     def close(self) -> None:
         for connection in getattr(self, "connections", []):
             connection.close()

@@ -63,6 +63,8 @@ class Figures:
     done: list[RequestRow]
     """Completed, at any time."""
     failed: list[RequestRow]
+    cut: int
+    """Requests that ran inside the window and were given up before they ended: their tokens are in no figure."""
     ttft: np.ndarray
     first_content: np.ndarray
     itl: np.ndarray
@@ -93,6 +95,7 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
     """Everything that is derived from rows."""
     kept = [row for row in rows if row.error is None or CANCELLED not in row.error]
     done = [row for row in kept if row.ok]
+    given_up = [row for row in rows if row.error is not None and CANCELLED in row.error]
     steady = about.window_start_us is not None and about.window_end_us is not None
     window = (about.window_start_us, about.window_end_us) if steady else whole_us(kept)
     a, b = window
@@ -110,6 +113,7 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
         steady=steady,
         done=done,
         failed=[row for row in kept if not row.ok],
+        cut=sum(row.intended_us <= b for row in given_up) if steady else len(given_up),
         ttft=np.array([row.token_us[0] - row.intended_us for row in begun]) / 1e6,
         first_content=np.array([_content_us(row) - row.intended_us for row in begun]) / 1e6,
         itl=_gaps(done, a, b),

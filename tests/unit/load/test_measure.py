@@ -196,6 +196,26 @@ def test_open_loop():
     assert got.point.rate == 60.0
 
 
+SLOW = {"tick_seconds": 0.1, "ttft_seconds": 0.1}
+
+
+def test_a_closed_loop_waits_for_all_that_ran_in_its_window():
+    """Answers take a second, the drain is over after none."""
+    with reference(**SLOW) as (_, url):
+        got = point(url, flush=False, limits=Limits(drain_seconds=0.0))
+    assert all(row.ok for row in got.requests)
+    assert got.point.output_tokens == sum(row.output_asked for row in got.requests)
+
+
+def test_an_open_loop_that_gives_up_requests_of_its_window_says_so():
+    work = Workload(
+        name="w", prompt_tokens=20, output_tokens=10, rate=20.0, window_seconds=0.8, minimum_window_seconds=0.5
+    )
+    with reference(**SLOW) as (_, url):
+        got = point(url, work=work, flush=False, limits=Limits(drain_seconds=0.0))
+    assert "drain_cut" in flags(got)
+
+
 def test_progress_is_told():
     seen = []
     with reference() as (_, url):

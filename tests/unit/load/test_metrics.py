@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmark.load.metrics import figures, tpot_seconds
+from benchmark.load.rows import CANCELLED
 from benchmark.load.statistics import batch_edges, bootstrap_interval, distribution, half_width, t95, t_interval
 from benchmark.load.summary import summarise
 
@@ -77,10 +78,20 @@ def test_failed_requests_bring_no_tokens():
     assert not point.valid
 
 
-def test_cancelled_requests_are_no_failures():
-    rows = [row(0, 0, (100, 200)), row(1, 0, (100,), error="cancelled by the load generator after the window")]
+def test_requests_meant_for_after_the_window_may_be_cancelled():
+    rows = [row(0, 0, (100, 200)), row(1, 1001, (1100,), error=CANCELLED)]
     point = summarise(rows, about(0, 1000))
     assert (point.requests_completed, point.requests_failed, point.valid) == (1, 0, True)
+
+
+@pytest.mark.parametrize("workload", [{}, {"rate": 5.0}])
+def test_a_request_of_the_window_that_is_cancelled_makes_the_point_invalid(workload):
+    """Eight answers of ten tokens each in a second are 80 tok/s; with six of them given up, 20 would be told."""
+    rows = [row(i, 10, range(100, 1000, 90), error=None if i < 2 else CANCELLED) for i in range(8)]
+    point = summarise(rows, about(0, 1000, concurrency=8, workload=workload))
+    assert point.output_tokens_per_second == pytest.approx(20)
+    assert [flag.id for flag in point.flags if flag.severity == "invalid"] == ["drain_cut"]
+    assert "6 requests of the window" in point.flags[0].message
 
 
 # F1.5: without usage there is no rate, and the point is invalid.
