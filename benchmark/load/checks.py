@@ -20,6 +20,7 @@ REACHED_SHARE = 0.95
 CPU_SHARE = 0.95
 WAITING_SHARE = 0.05
 OFFERED_WARNING, OFFERED_INVALID = 0.99, 0.95
+LATE_WARNING, LATE_INVALID = 0.01, 0.10
 SHARED_WARNING, SHARED_INVALID = 0.01, 0.10
 COUNTER_SHARE = 0.01
 STEP_SHARE = 0.03
@@ -183,6 +184,15 @@ def _client(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
         )
         severe = shared > SHARED_INVALID
         return _flag("client_limit" if severe else "client_late", "invalid" if severe else "warning", text)
+    if found.late.size and found.ttft.size:
+        late, ttft = float(np.percentile(found.late, 99)), float(np.median(found.ttft))
+        if late > LATE_WARNING * ttft:
+            severe = late > LATE_INVALID * ttft
+            text = (
+                f"Requests left up to {late * 1000:.1f} ms after the time they were meant for (p99), which is "
+                f"{_percent(late / ttft)} of the median TTFT and inside it: the load generator was late."
+            )
+            return _flag("client_limit" if severe else "client_late", "invalid" if severe else "warning", text)
     if offered is not None and offered < OFFERED_WARNING:
         text = f"The load generator kept {_percent(offered)} of the requests in flight; it was late to send the next."
         return _flag("client_late", "warning", text)

@@ -63,6 +63,8 @@ class Figures:
     done: list[RequestRow]
     """Completed, at any time."""
     failed: list[RequestRow]
+    late: np.ndarray
+    """Open loop: seconds from the time at which each request was meant to leave until it left. Closed loop: empty."""
     cut: int
     """Requests that ran inside the window and were given up before they ended: their tokens are in no figure."""
     ttft: np.ndarray
@@ -113,6 +115,7 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
         steady=steady,
         done=done,
         failed=[row for row in kept if not row.ok],
+        late=np.array([row.sent_us - row.intended_us for row in ended] if open_loop else []) / 1e6,
         cut=sum(row.intended_us <= b for row in given_up) if steady else len(given_up),
         ttft=np.array([row.token_us[0] - row.intended_us for row in begun]) / 1e6,
         first_content=np.array([_content_us(row) - row.intended_us for row in begun]) / 1e6,

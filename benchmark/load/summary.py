@@ -30,6 +30,8 @@ def _point(rows: list[RequestRow], about: About, found: Figures, noticed: list[F
     differs = not np.array_equal(found.first_content, found.ttft)
     client = dict(about.client)
     client["window_ended_by"] = about.ended_by
+    if found.late.size:
+        client["send_late_p99_seconds"] = float(np.percentile(found.late, 99))
     client["peak_output_tokens_per_second"] = found.peak_tokens_per_second
 
     def per_second(count: float | None) -> float | None:

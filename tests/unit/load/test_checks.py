@@ -108,6 +108,19 @@ def test_client(client, expected):
     assert severities(GOOD, client=client) == expected
 
 
+@pytest.mark.parametrize(
+    ("late", "expected"), [(0, {}), (2, {"client_late": "warning"}), (900, {"client_limit": "invalid"})]
+)
+def test_an_open_loop_whose_requests_leave_late(late, expected):
+    """TTFT is 50 ms after sending: 2 ms late are 4 % of the 52 then told, 900 ms are 95 % of 950."""
+    rows = [
+        row(i, 10 * i + late, [10 * i + late + 50 + 10 * k for k in range(5)], intended_us=10_000 * i)
+        for i in range(1, 101)
+    ]
+    assert severities(rows, workload={"rate": 100.0}) == expected
+    assert summarise(rows, about(0, 2000, workload={"rate": 100.0})).client["send_late_p99_seconds"] == late / 1000
+
+
 # F1.17: KV 478,992 tokens, 32 x 16k wanted: the engine runs 29 and queues the rest.
 def test_concurrency_not_reached():
     server = {"running_mean": 26.0, "waiting_mean": 6.0, "capacity_tokens": 478992, "max_running": 256}

@@ -207,6 +207,18 @@ def test_a_closed_loop_waits_for_all_that_ran_in_its_window():
     assert got.point.output_tokens == sum(row.output_asked for row in got.requests)
 
 
+def test_an_open_loop_opens_its_connections_ahead_of_time():
+    """Forty a second for a second each: forty connections, four of them open at the start."""
+    work = Workload(
+        name="w", prompt_tokens=20, output_tokens=10, rate=40.0, window_seconds=1.5, minimum_window_seconds=0.5
+    )
+    with reference(**SLOW) as (_, url):
+        got = point(url, concurrency=1, work=work, flush=False)
+    assert max(sum(a.sent_us <= b.sent_us < a.done_us for a in got.requests) for b in got.requests) > 20
+    # On a machine that stands still for a moment, more than four may be due at once.
+    assert got.about.client["reconnects"] <= 5
+
+
 def test_an_open_loop_that_gives_up_requests_of_its_window_says_so():
     work = Workload(
         name="w", prompt_tokens=20, output_tokens=10, rate=20.0, window_seconds=0.8, minimum_window_seconds=0.5
