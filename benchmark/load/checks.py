@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..campaign.record import Flag
-from .metrics import About, Figures
+from .metrics import About, Figures, tokens_per_event
 from .rows import RequestRow
 
 FAILED_SHARE = 0.01
@@ -27,6 +27,8 @@ STEP_SHARE = 0.03
 ALONE_LINES_NEEDED = 3
 CHANGED_SHARE = 0.10
 FEW_TOKENS_A_SECOND = 10
+ONE_TOKEN = (0.8, 1.25)
+"""Tokens an event that pass for one. No text is tokenized again; its events stand for that."""
 CLOCK_STEP_SECONDS = 0.002
 
 
@@ -34,7 +36,7 @@ def flags(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     """All flags of a point, in the order in which they are looked for."""
     checks = (
         _failed, _drain_cut, _no_usage, _short, _window, _half_width, _changing, _prompt_lengths, _cached, _peak,
-        _counts, _client, _clock, _reached, _counters, _restart, _compile, _front_end, _telemetry,
+        _counts, _events_and_tokens, _client, _clock, _reached, _counters, _restart, _compile, _front_end, _telemetry,
     )  # fmt: skip
     return [flag for check in checks for flag in check(rows, about, found)]
 
@@ -161,6 +163,23 @@ def _counts(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
         "interpolated between events, and ITL is the gap between events."
     )
     return _flag("interpolated", "note", text)
+
+
+def _events_and_tokens(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    """Text of a few events for many tokens, where neither speculation nor the server's settings account for it."""
+    ratio, server = tokens_per_event(found.done), about.server
+    if ratio is None or ONE_TOKEN[0] <= ratio <= ONE_TOKEN[1]:
+        return []
+    if ratio < ONE_TOKEN[0]:
+        text = f"The server told {ratio:.2f} tokens for each event that brought text: its usage is too low to be true."
+        return _flag("events_differ", "warning", text)
+    if server.get("speculative_algorithm") or (server.get("stream_interval") or 1) > 1:
+        return []
+    text = (
+        f"An event brought {ratio:.1f} tokens on average: a parser held text back, or the server speculates or streams "
+        "in intervals. Throughput is from usage and stands; ITL, and TTFT if the first text was held, are the stream's."
+    )
+    return _flag("events_differ", "note", text)
 
 
 def _client(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:

@@ -110,6 +110,7 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
         begun = [row for row in counted if row.token_us and a < row.token_us[0] <= b]
         ended = [row for row in counted if a < row.done_us <= b]
     begun = [row for row in begun if row.token_us]
+    content = [row for row in begun if row.first_content_us is not None]
     return Figures(
         window=window,
         steady=steady,
@@ -118,7 +119,7 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
         late=np.array([row.sent_us - row.intended_us for row in ended] if open_loop else []) / 1e6,
         cut=sum(row.intended_us <= b for row in given_up) if steady else len(given_up),
         ttft=np.array([row.token_us[0] - row.intended_us for row in begun]) / 1e6,
-        first_content=np.array([_content_us(row) - row.intended_us for row in begun]) / 1e6,
+        first_content=np.array([row.first_content_us - row.intended_us for row in content]) / 1e6,
         itl=_gaps(done, a, b),
         tpot=np.array([value for row in ended if (value := tpot_seconds(row)) is not None]),
         e2e=np.array([row.done_us - row.intended_us for row in ended]) / 1e6,
@@ -143,8 +144,10 @@ def tpot_seconds(row: RequestRow) -> float | None:
     return (row.token_us[-1] - row.token_us[0]) / 1e6 / tokens if tokens > 0 else None
 
 
-def _content_us(row: RequestRow) -> int:
-    return row.token_us[0] if row.first_content_us is None else row.first_content_us
+def tokens_per_event(done: list[RequestRow]) -> float | None:
+    """Output tokens over token events of the answers that had both; None if none had."""
+    known = [row for row in done if row.output_tokens and row.token_us]
+    return sum(row.output_tokens for row in known) / sum(len(row.token_us) for row in known) if known else None
 
 
 def whole_us(rows: list[RequestRow]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..campaign.record import Flag, Point
 from .checks import flags
-from .metrics import About, Figures, figures, whole_us
+from .metrics import About, Figures, figures, tokens_per_event, whole_us
 from .rows import RequestRow, read_all
 from .statistics import distribution
 
@@ -29,6 +29,7 @@ def _point(rows: list[RequestRow], about: About, found: Figures, noticed: list[F
     span = whole_us(rows)
     differs = not np.array_equal(found.first_content, found.ttft)
     client = dict(about.client)
+    client["tokens_per_event"] = tokens_per_event(found.done)
     client["window_ended_by"] = about.ended_by
     if found.late.size:
         client["send_late_p99_seconds"] = float(np.percentile(found.late, 99))

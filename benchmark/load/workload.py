@@ -45,7 +45,7 @@ class Workload:
     file: str | None = None
     requests: int | None = None
     window_seconds: float = 120.0
-    minimum_window_seconds: float = 20.0
+    minimum_window_seconds: float = 30.0
     minimum_requests: int = 16
     half_width: float = 0.01
     ramp_turnover: float = 0.5

@@ -209,8 +209,21 @@ def test_a_log_between_waves_does_not_blame_the_front_end():
 
 
 def test_interpolated_is_noted():
-    rows = [row(i, 0, (100, 200, 300), counts=[1, 3, 4], source="interpolated") for i in range(3)]
+    rows = [row(i, 0, range(100, 600, 100), counts=[1, 2, 4, 5, 6], source="interpolated") for i in range(3)]
     assert severities(rows) == {"interpolated": "note"}
+
+
+# F1.8 (sglang PR#36272): 6,400 tokens whose text came in 32 events; and more events than tokens.
+def test_events_and_tokens_that_differ():
+    held = [row(i, 0, range(100, 420, 10), counts=list(range(200, 6401, 200)), source="reported") for i in range(3)]
+    found = flags(held)["events_differ"]
+    assert found.severity == "note"
+    assert "200.0 tokens on average" in found.message
+    assert summarise(held, about(0, 2000)).client["tokens_per_event"] == 200
+    assert "events_differ" not in flags(held, server={"speculative_algorithm": "EAGLE"})
+    assert "events_differ" not in flags(held, server={"stream_interval": 200})
+    few = [row(i, 0, range(100, 600, 100), output_tokens=3, source="reported") for i in range(3)]
+    assert flags(few)["events_differ"].severity == "warning"
 
 
 def test_throttling_and_waiting_gpus():

@@ -116,6 +116,23 @@ def test_first_content_is_told_apart_only_where_it_differs():
     assert summarise([row(tokens=(1000, 5000))], about(0, 6000)).first_content_seconds is None
 
 
+# F1.1: an answer that ended while it reasoned has no first content; its first token does not stand in for it.
+def test_answers_without_content_have_no_time_to_it():
+    rows = [row(i, 0, (1000, 5000), first_content_us=None) for i in range(2)]
+    point = summarise([*rows, row(2, 0, (1000, 5000), first_content_us=5_000_000)], about(0, 6000))
+    assert (point.ttft_seconds.count, point.ttft_seconds.p50) == (3, 1.0)
+    assert (point.first_content_seconds.count, point.first_content_seconds.p50) == (1, 5.0)
+    assert summarise(rows, about(0, 6000)).first_content_seconds is None
+
+
+# F1.6, F1.20: accepted tokens, not chunks: three answers of four events with ten tokens each.
+def test_tokens_an_event():
+    rows = [row(i, 0, (100, 200, 300, 400), counts=[3, 6, 9, 10], source="reported") for i in range(3)]
+    assert summarise(rows, about(0, 1000)).client["tokens_per_event"] == 2.5
+    assert summarise([row(0, 0, (100, 200))], about(0, 1000)).client["tokens_per_event"] == 1
+    assert summarise([row(0, 0, (), done=50)], about(0, 1000)).client["tokens_per_event"] is None
+
+
 def test_prefill_rate():
     rows = [row(i, 100 * i, (100 * i + 50,), prompt_tokens=1000) for i in range(10)]
     assert summarise(rows, about(0, 1000)).prompt_tokens_per_second == pytest.approx(10_000)

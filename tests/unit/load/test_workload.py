@@ -14,6 +14,8 @@ def test_shipped_workloads_are_sound():
     for name, work in NAMED.items():
         assert Workload.from_mapping(work.to_mapping()) == work
         assert work.name == name
+    # F1.20: accepted tokens are counted over 30 s at least.
+    assert named("chat").minimum_window_seconds == named("long_prompt").minimum_window_seconds == 30
     assert (named("chat").prompt_tokens, named("chat").output_tokens) == (1024, 512)
     with pytest.raises(WorkloadError, match="quick, chat, long_prompt, quick_long, prose"):
         named("none")
