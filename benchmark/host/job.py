@@ -50,12 +50,20 @@ async def _measure(settings: Settings, spec: dict[str, Any]) -> None:
         left_out = further.gap(further.Further(workload, concurrency, repeat), why, records.now())
         records.add_point(settings, spec["configuration"], spec["fingerprint"], left_out)
         return
-    costs = await _warm_up(settings, spec, target, workload)
+    warmed = await _warm_up(settings, spec, target, workload)
+    costs = cost.from_warm_up(workload, warmed)
+    first = (
+        records.first_measured(settings, spec["configuration"], spec["fingerprint"], workload.name, concurrency)
+        if repeat > 1
+        else None
+    )
     result = await load.measure_point(
         target,
         workload,
         concurrency,
         repeat=repeat,
+        warmed_up=warmed["agreed"],
+        first=first,
         engine_log=manager_for(settings).log(engine_unit(spec["configuration"])),
         telemetry=_telemetry(settings),
         on_progress=_Reporter(settings, costs.get(concurrency)).take,
@@ -63,8 +71,6 @@ async def _measure(settings: Settings, spec: dict[str, Any]) -> None:
     raw = load.raw_name(result.point)
     result.write(Path(records.folder(settings, spec["configuration"], spec["fingerprint"])) / raw)
     point = records.with_raw(result.point, raw)
-    if repeat > 1:
-        point = records.held_against_first(settings, spec["configuration"], spec["fingerprint"], point)
     records.add_point(settings, spec["configuration"], spec["fingerprint"], point)
 
 
@@ -75,15 +81,13 @@ def _telemetry(settings: Settings) -> Telemetry:
     return Telemetry()
 
 
-async def _warm_up(
-    settings: Settings, spec: dict[str, Any], target: Target, workload: Workload
-) -> dict[int, cost.Cost]:
+async def _warm_up(settings: Settings, spec: dict[str, Any], target: Target, workload: Workload) -> dict[str, Any]:
     """Once an engine start and workload: later points find every shape compiled.
 
     The first warm-up of a start is followed by the fixed prompts, before any point's clock runs.
 
     Returns:
-        What each rung will cost, as far as the warm-up tells.
+        The workload's warm-up, as `WarmUp.to_mapping` has it.
     """
     start = running(settings).get(engine_unit(spec["configuration"]), {}).get("started_at")
     done = read_json(settings.state / _WARMED, {}, forms.Warmed)
@@ -93,7 +97,9 @@ async def _warm_up(
     asked = [workload.kind, workload.prompt_tokens, workload.output_tokens, sorted(set(rungs))]
     if workloads.get(name, {}).get("asked") != asked:
         jobs.report_progress(settings, {"phase": "warm-up", "concurrency": int(spec["concurrency"])})
-        found = (await warm_up(target, workload, rungs)).to_mapping()
+        record = records.opened(settings, spec["configuration"], spec["fingerprint"])
+        beside = [] if workloads else [Workload.from_mapping(point["workload"]) for point in record.after_ladder]
+        found = (await warm_up(target, workload, rungs, beside=beside)).to_mapping()
         noted: dict[str, Any] = {} if workloads else {"warm_up": found}
         if not workloads and spec.get("accuracy", True):
             jobs.report_progress(settings, {"phase": "fixed prompts", "concurrency": int(spec["concurrency"])})
@@ -101,7 +107,7 @@ async def _warm_up(
         records.note(settings, spec["configuration"], spec["fingerprint"], **noted)
         workloads = {**workloads, name: {**found, "asked": asked}}
         write_json(settings.state / _WARMED, {"started_at": start, "workloads": workloads})
-    return cost.from_warm_up(workload, workloads[name])
+    return workloads[name]
 
 
 class _Reporter:

@@ -35,8 +35,9 @@ CLOCK_STEP_SECONDS = 0.002
 def flags(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     """All flags of a point, in the order in which they are looked for."""
     checks = (
-        _failed, _drain_cut, _no_usage, _short, _window, _half_width, _changing, _prompt_lengths, _cached, _peak,
-        _counts, _events_and_tokens, _client, _clock, _reached, _counters, _restart, _compile, _front_end, _telemetry,
+        _failed, _warmed_up, _flushed, _drain_cut, _no_usage, _short, _window, _half_width, _changing,
+        _prompt_lengths, _cached, _peak, _counts, _events_and_tokens, _client, _clock, _reached, _counters, _restart,
+        _compile, _front_end, _telemetry,
     )  # fmt: skip
     return [flag for check in checks for flag in check(rows, about, found)]
 
@@ -60,6 +61,24 @@ def _failed(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     why = found.failed[0].error
     text = f"{len(found.failed)} of {total} requests failed ({_percent(share)}), the first one: {why}"
     return _flag("failed_requests", "invalid" if share > FAILED_SHARE else "warning", text)
+
+
+def _warmed_up(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    if about.server.get("warmed_up") is not False:
+        return []
+    text = "The last two passes of the warm-up did not agree: the engine may still have been compiling or settling."
+    return _flag("not_warm", "warning", text)
+
+
+def _flushed(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    flush = about.server.get("flush") or {}
+    if about.server.get("kind") != "sglang" or not flush or (flush["done"] and flush["seen"]):
+        return []
+    if flush["done"]:
+        return _flag(
+            "flush_not_seen", "note", f"The cache was flushed; whether it is empty is not known: {flush['detail']}."
+        )
+    return _flag("not_flushed", "warning", f"The prefix cache was not flushed before the point: {flush['detail']}.")
 
 
 def _drain_cut(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:

@@ -23,7 +23,7 @@ import uvloop
 from ..campaign.record import Point
 from .drive import Driver, Limits, Marks, Progress
 from .loops import ClosedLoop, OpenLoop
-from .metrics import About
+from .metrics import About, first_of
 from .observe import counters
 from .observe.log import LogWindow
 from .observe.telemetry import Telemetry
@@ -72,6 +72,8 @@ async def measure_point(
     seed: int | None = None,
     tokenization: Tokenization | None = None,
     flush: bool = True,
+    warmed_up: bool | None = None,
+    first: Point | None = None,
     limits: Limits | None = None,
     engine_log: Path | None = None,
     telemetry: Telemetry | bool = True,
@@ -82,6 +84,8 @@ async def measure_point(
     Args:
         repeat: counts the measurements of the same point; each has prompts of its own.
         seed: in place of the workload's.
+        warmed_up: whether the passes of the warm-up agreed; None: not told.
+        first: the same point as it was measured at the beginning of the start, to be held against.
         engine_log: the file that the engine writes its log to; steps and compilations are read from it.
         telemetry: whether to read GPU power and clocks during the window (a process of its own), or what reads them.
 
@@ -100,6 +104,8 @@ async def measure_point(
     server: dict[str, Any] = {"kind": target.kind, "route": target.route, **target.info}
     if flush:
         server["flush"] = (await flush_cache(target)).to_mapping()
+    if warmed_up is not None:
+        server["warmed_up"] = warmed_up
     before = await counters.read(target) if target.kind == "sglang" else {}
     observed = _Observed(target, engine_log, telemetry)
     driver = await _drive(
@@ -118,6 +124,7 @@ async def measure_point(
         server=server,
         telemetry=await observed.telemetry(driver),
         ended_by=driver.window.ended_by,
+        first=first_of(first) if first is not None else None,
     )
     zero = driver.started_ns
     if driver.window.end_ns is not None:

@@ -20,8 +20,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..campaign.record import Point
 from .rows import CANCELLED, RequestRow
 from .statistics import batch_edges, half_width
+
+
+class First(msgspec.Struct, frozen=True, kw_only=True):
+    """What a point was when it was measured first on a start."""
+
+    concurrency: int
+    output_tokens_per_second: float
+    output_tokens_per_second_half_width: float | None = None
+
+
+def first_of(point: Point) -> First | None:
+    """None if the point is invalid, or has no rate."""
+    if not point.valid or not point.output_tokens_per_second:
+        return None
+    return First(
+        concurrency=point.concurrency,
+        output_tokens_per_second=point.output_tokens_per_second,
+        output_tokens_per_second_half_width=point.output_tokens_per_second_half_width,
+    )
 
 
 class About(msgspec.Struct, kw_only=True):
@@ -39,6 +59,8 @@ class About(msgspec.Struct, kw_only=True):
     client: dict[str, Any] = {}
     server: dict[str, Any] = {}
     telemetry: dict[str, Any] = {}
+    first: First | None = None
+    """Of a point that is measured again at the end of a start."""
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> About:

@@ -83,6 +83,10 @@ class PromptSource:
         length = _length(random, self.workload.prompt_tokens, self.workload.length_range)
         return Prompt(self._content(random, length), length, output)
 
+    def longest(self) -> Prompt:
+        """The prompt and answer that are longest together (all are, but for those of a file)."""
+        return max(self._replay, key=_tokens) if self._replay else self.prompt(0)
+
     def _place(self, index: int, wave: int) -> int:
         """Where request `index` of the first wave stands in a shuffled order."""
         order = np.random.default_rng([*self._seed, 1 << 40]).permutation(wave)
@@ -118,6 +122,13 @@ class PromptSource:
     def _replayed(self, index: int) -> Prompt:
         order = np.random.default_rng(self._seed).permutation(len(self._replay))
         return self._replay[order[index % len(order)]]
+
+
+def _tokens(prompt: Prompt) -> float:
+    """Of prompt and answer; a text whose tokens a file does not tell is taken by its characters."""
+    content = prompt.content
+    text = content if isinstance(content, str) else "".join(str(part) for part in content)
+    return (prompt.prompt_tokens or len(text) / Tokenization.characters_per_token) + prompt.output_tokens
 
 
 def _length(random: np.random.Generator, longest: int, share: float) -> int:

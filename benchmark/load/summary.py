@@ -11,6 +11,7 @@ import numpy as np
 
 from ..campaign.record import Flag, Point
 from .checks import flags
+from .further import drifted
 from .metrics import About, Figures, figures, tokens_per_event, whole_us
 from .rows import RequestRow, read_all
 from .statistics import distribution
@@ -19,7 +20,8 @@ from .statistics import distribution
 def summarise(rows: list[RequestRow], about: About) -> Point:
     """The point: figures and flags."""
     found = figures(rows, about)
-    return _point(rows, about, found, flags(rows, about, found))
+    point = _point(rows, about, found, flags(rows, about, found))
+    return msgspec.structs.replace(point, flags=[*point.flags, *drifted(about.first, point)])
 
 
 def _point(rows: list[RequestRow], about: About, found: Figures, noticed: list[Flag]) -> Point:

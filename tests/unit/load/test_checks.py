@@ -139,6 +139,24 @@ def test_counters():
     assert severities(GOOD, server={"generation_tokens": 2 * made}) == {"other_traffic": "invalid"}
 
 
+def test_a_warm_up_whose_passes_did_not_agree():
+    assert severities(GOOD, server={"warmed_up": True}) == {}
+    assert severities(GOOD, server={"warmed_up": False}) == {"not_warm": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "done", "seen", "expected"),
+    [
+        ("sglang", True, True, {}),
+        ("sglang", True, False, {"flush_not_seen": "note"}),
+        ("sglang", False, True, {"not_flushed": "warning"}),
+        ("openai", False, False, {}),
+    ],
+)
+def test_flush(kind, done, seen, expected):
+    assert severities(GOOD, server={"kind": kind, "flush": {"done": done, "seen": seen, "detail": "why"}}) == expected
+
+
 def test_restart():
     assert severities(GOOD, server={"restarted": True}) == {"server_restarted": "invalid"}
 

@@ -154,6 +154,19 @@ def test_replay(tmp_path):
     assert {(p.prompt_tokens, p.output_tokens) for p in prompts} == {(0, 3), (2, 4), (9, 5)}
 
 
+def test_the_longest_line_of_a_replay(tmp_path):
+    """By tokens where they are told: 400 + 3; else four characters are one: 40 + 300, 500 + 5."""
+    file = tmp_path / "r.jsonl"
+    lines = [
+        {"prompt": "x", "output_tokens": 3, "prompt_tokens": 400},
+        {"prompt": "y" * 160, "output_tokens": 300},
+        {"prompt": "z" * 2000, "output_tokens": 5},
+    ]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    work = Workload.from_mapping({"name": "w", "kind": "replay", "file": str(file)})
+    assert PromptSource(work, (0, 0)).longest().content[0] == "z"
+
+
 @pytest.mark.parametrize(("line", "says"), [("{", "line 2, is no JSON"), ('{"prompt": "x"}', "line 2: a line needs")])
 def test_replay_files_say_which_line_is_wrong(tmp_path, line, says):
     file = tmp_path / "r.jsonl"
