@@ -197,7 +197,7 @@ async def _drive(
     on_progress: Callable[[Progress], None] | None,
 ) -> Driver:
     wire = Wire.to(target.base_url)
-    source = PromptSource(workload, (concurrency, repeat), tokenization, _takes_ids(target))
+    source = PromptSource(workload, (concurrency, repeat), tokenization, _takes_ids(target), target.route)
     kind = ClosedLoop if workload.rate is None else OpenLoop
     driver = kind(
         wire, target, workload, source, concurrency, limits, Marks(observed.opened, observed.closed), on_progress

@@ -92,6 +92,8 @@ class Figures:
     ttft: np.ndarray
     first_content: np.ndarray
     itl: np.ndarray
+    itl_requests: int
+    """Requests that those gaps are of."""
     tpot: np.ndarray
     e2e: np.ndarray
     window_tokens: float
@@ -124,6 +126,7 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
     window = (about.window_start_us, about.window_end_us) if steady else whole_us(kept)
     a, b = window
     open_loop = about.rate is not None
+    itl, itl_requests = _gaps(done, a, b)
     tokens, peak, width, halves = _throughput(done, a, b, 1 if open_loop else about.concurrency)
     counted = [row for row in done if not (row.first_wave and steady)]
     if open_loop:
@@ -142,7 +145,8 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
         cut=sum(row.intended_us <= b for row in given_up) if steady else len(given_up),
         ttft=np.array([row.token_us[0] - row.intended_us for row in begun]) / 1e6,
         first_content=np.array([row.first_content_us - row.intended_us for row in content]) / 1e6,
-        itl=_gaps(done, a, b),
+        itl=itl,
+        itl_requests=itl_requests,
         tpot=np.array([value for row in ended if (value := tpot_seconds(row)) is not None]),
         e2e=np.array([row.done_us - row.intended_us for row in ended]) / 1e6,
         window_tokens=tokens,
@@ -222,8 +226,11 @@ def _edge_us(row: RequestRow) -> int:
     return row.done_us + (max(0, times[-1] - times[-2]) // 2 if len(times) > 1 else 0)
 
 
-def _gaps(done: list[RequestRow], a: int, b: int) -> np.ndarray:
-    """Inter-token latencies in seconds. Where tokens per event are not known for sure, the gaps between events."""
+def _gaps(done: list[RequestRow], a: int, b: int) -> tuple[np.ndarray, int]:
+    """Inter-token latencies in seconds, and of how many requests they are.
+
+    Where tokens per event are not known for sure, the gaps between events.
+    """
     parts = []
     for row in done:
         times = row.times
@@ -237,10 +244,10 @@ def _gaps(done: list[RequestRow], a: int, b: int) -> np.ndarray:
             gaps = np.repeat(gaps / brought.astype(np.float32), brought)
         parts.append(gaps)
     if not parts:
-        return np.array([], dtype=np.float32)
+        return np.array([], dtype=np.float32), 0
     found = np.concatenate(parts)
     found /= 1e6
-    return found
+    return found, len(parts)
 
 
 def _good(ended: list[RequestRow], about: About) -> int | None:

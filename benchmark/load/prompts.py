@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import zlib
 from dataclasses import dataclass
@@ -58,15 +59,22 @@ class PromptSource:
         point: tuple[int, int],
         tokenization: Tokenization | None = None,
         as_ids: bool = True,
+        route: str | None = None,
     ) -> None:
-        """`point`: (concurrency, repeat), or any two numbers that tell this set of prompts from others."""
+        """Args:
+            point: (concurrency, repeat), or any two numbers that tell this set of prompts from others.
+            route: that a replayed file's lines must be fit for.
+
+        Raises:
+            WorkloadError: a line of the file cannot be sent, with its number.
+        """
         self.workload = workload
         self.point = point
         self.tokenization = tokenization or Tokenization()
         self.as_ids = as_ids
         # The name too: an open loop's prompts are not its closed loop's, nor one workload's the start of another's.
         self._seed = [workload.seed, zlib.crc32(workload.name.encode()), *point]
-        self._replay = _replay_lines(workload.file) if workload.file else []
+        self._replay = _replay_lines(workload.file, route) if workload.file else []
 
     def prompt(self, index: int, first_wave_of: int | None = None) -> Prompt:
         """Prompt number `index`; `first_wave_of`: the size of the first wave that it belongs to.
@@ -76,16 +84,19 @@ class PromptSource:
         """
         random = np.random.default_rng([*self._seed, index])
         if self._replay:
-            return self._replayed(index)
+            line = self._replayed(index)
+            return dataclasses.replace(line, output_tokens=self._spread(line.output_tokens, index, first_wave_of))
         output = _length(random, self.workload.output_tokens, self.workload.length_range)
-        if first_wave_of:
-            output = max(1, round(output * (self._place(index, first_wave_of) + 0.5) / first_wave_of))
+        output = self._spread(output, index, first_wave_of)
         length = _length(random, self.workload.prompt_tokens, self.workload.length_range)
         return Prompt(self._content(random, length), length, output)
 
     def longest(self) -> Prompt:
         """The prompt and answer that are longest together (all are, but for those of a file)."""
         return max(self._replay, key=_tokens) if self._replay else self.prompt(0)
+
+    def _spread(self, output: int, index: int, wave: int | None) -> int:
+        return max(1, round(output * (self._place(index, wave) + 0.5) / wave)) if wave else output
 
     def _place(self, index: int, wave: int) -> int:
         """Where request `index` of the first wave stands in a shuffled order."""
@@ -170,7 +181,11 @@ def random_words(random: np.random.Generator, characters: int) -> str:
     return " ".join(picked)[:characters]
 
 
-def _replay_lines(file: str) -> list[Prompt]:
+_TAKES = {"generate": "`prompt` or `input_ids`", "completions": "`prompt` or `input_ids`",
+          "chat": "`messages` or `prompt`"}  # fmt: skip
+
+
+def _replay_lines(file: str, route: str | None = None) -> list[Prompt]:
     """Lines of {"prompt" | "messages" | "input_ids", "output_tokens" | "max_tokens", "prompt_tokens"?}.
 
     Raises:
@@ -190,6 +205,12 @@ def _replay_lines(file: str) -> list[Prompt]:
         if not content or not isinstance(output, int) or output < 1:
             raise WorkloadError(
                 f"{file}, line {number}: a line needs `prompt`, `messages` or `input_ids`, and `output_tokens`."
+            )
+        wrong = "input_ids" if route == "chat" else "messages"
+        if route is not None and content is item.get(wrong):
+            raise WorkloadError(
+                f"{file}, line {number}, has `{wrong}`, which the route {route} does not take; it takes "
+                f"{_TAKES[route]}. Choose another route, or write the file for this one."
             )
         asked = item.get("prompt_tokens") or (len(content) if item.get("input_ids") else 0)
         found.append(Prompt(content, int(asked), output))

@@ -57,7 +57,7 @@ def _point(rows: list[RequestRow], about: About, found: Figures, noticed: list[F
         requests_per_second=per_second(found.requests_in_window),
         output_tokens_per_second_per_user=1 / tpot.p50 if tpot is not None and tpot.p50 > 0 else None,
         ttft_seconds=distribution(found.ttft),
-        itl_seconds=distribution(found.itl),
+        itl_seconds=distribution(found.itl, found.itl_requests),
         tpot_seconds=tpot,
         e2e_seconds=distribution(found.e2e),
         first_content_seconds=distribution(found.first_content) if differs else None,

@@ -190,7 +190,7 @@ async def probe(target: Target, workload: Workload, tokenization: Tokenization |
     if tokenization is None:
         tokenization = await tokenization_of(target, longest)
     as_ids = target.route != "chat" and target.abilities.token_ids
-    prompt = PromptSource(longest, (0, 0), tokenization, as_ids).longest()
+    prompt = PromptSource(longest, (0, 0), tokenization, as_ids, target.route).longest()
     exchange = await try_once(target, prompt.content, prompt.output_tokens, seconds=900)
     if (why := exchange.failure()) is not None:
         raise TargetError(
@@ -287,7 +287,7 @@ async def _burst(
     target: Target, workload: Workload, concurrency: int, number: int, tokenization: Tokenization
 ) -> tuple[BurstTimes, int]:
     as_ids = target.route != "chat" and target.abilities.token_ids
-    source = PromptSource(workload, (concurrency, 1_000_000 + number), tokenization, as_ids)
+    source = PromptSource(workload, (concurrency, 1_000_000 + number), tokenization, as_ids, target.route)
     driver = Burst(Wire.to(target.base_url), target, workload, source, concurrency, Limits(ramp_seconds=300))
     await driver.run()
     times = [exchange.answer.times for exchange in driver.finished if exchange.answer.times]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +181,27 @@ NAMED: dict[str, Workload] = {
         ),
     )
 }
+
+
+def given(text: str) -> Workload:
+    """A shipped workload by its name, or one of a JSON file by its path; a replayed file is looked for beside it.
+
+    Raises:
+        WorkloadError: there is none of that name, no such file, or it holds no workload.
+    """
+    path = Path(text)
+    if path.suffix != ".json":
+        return named(text)
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{text} cannot be read as a workload: {error}") from error
+    if not isinstance(values, dict):
+        raise WorkloadError(f"{text} holds no workload: a mapping of its keys is needed.")
+    values = {"name": path.stem, **values}
+    if isinstance(values.get("file"), str):
+        values["file"] = str(path.parent / values["file"])
+    return Workload.from_mapping(values)
 
 
 def named(name: str) -> Workload:

@@ -191,6 +191,14 @@ def test_p99_needs_a_thousand():
     assert distribution([]) is None
 
 
+def test_p99_of_itl_needs_a_thousand_requests():
+    """Ten tokens each are nine gaps each: 999 requests have 8,991 gaps and no p99, 1,000 have one."""
+    rows = [row(i, i, range(i + 100, i + 200, 10)) for i in range(1000)]
+    few, enough = (summarise(some, about(0, 2000)).itl_seconds for some in (rows[:999], rows))
+    assert (few.count, few.p99) == (8991, None)
+    assert enough.p99 == pytest.approx(0.01)
+
+
 def test_t_interval():
     """9, 10, 11: mean 10, deviation 1, half-width 4.303 / sqrt 3."""
     mean, half = t_interval([9, 10, 11])

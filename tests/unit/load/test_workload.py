@@ -7,7 +7,7 @@ import pytest
 
 from benchmark.load.further import open_loop
 from benchmark.load.prompts import PromptSource, Tokenization, corpus, prose_text
-from benchmark.load.workload import NAMED, Workload, WorkloadError, named
+from benchmark.load.workload import NAMED, Workload, WorkloadError, given, named
 
 
 def test_shipped_workloads_are_sound():
@@ -152,6 +152,55 @@ def test_replay(tmp_path):
     prompts = [PromptSource(work, (1, 1)).prompt(i) for i in range(6)]
     assert sorted(p.output_tokens for p in prompts) == [3, 3, 4, 4, 5, 5]
     assert {(p.prompt_tokens, p.output_tokens) for p in prompts} == {(0, 3), (2, 4), (9, 5)}
+
+
+def test_a_replayed_first_wave_is_spread(tmp_path):
+    """Eight lines of 40 tokens: as of any workload, 2.5, 7.5 ... 37.5 in some order, rounded to even halves."""
+    file = tmp_path / "r.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": str(i), "output_tokens": 40}) for i in range(8)))
+    source = PromptSource(Workload(name="w", kind="replay", file=str(file)), (8, 1))
+    lengths = [source.prompt(i, first_wave_of=8).output_tokens for i in range(8)]
+    assert sorted(lengths) == [2, 8, 12, 18, 22, 28, 32, 38]
+    assert source.prompt(0).output_tokens == 40
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("route", "line", "refused"),
+    [
+        ("generate", MESSAGES, "`messages`"),
+        ("completions", MESSAGES, "`messages`"),
+        ("chat", {"input_ids": [5, 6]}, "`input_ids`"),
+        ("chat", MESSAGES, None),
+        ("generate", {"input_ids": [5, 6]}, None),
+        ("chat", {"prompt": "x"}, None),
+    ],
+)
+def test_a_line_that_the_route_does_not_take(tmp_path, route, line, refused):
+    file = tmp_path / "r.jsonl"
+    file.write_text('{"prompt": "x", "output_tokens": 4}\n' + json.dumps(line | {"output_tokens": 4}))
+    work = Workload(name="w", kind="replay", file=str(file))
+    if refused is None:
+        assert PromptSource(work, (1, 1), route=route).prompt(0).output_tokens == 4
+    else:
+        with pytest.raises(WorkloadError, match=f"line 2, has {refused}, which the route {route} does not take"):
+            PromptSource(work, (1, 1), route=route)
+
+
+def test_a_workload_of_a_file(tmp_path):
+    (tmp_path / "r.jsonl").write_text('{"prompt": "x", "output_tokens": 4}')
+    path = tmp_path / "ours.json"
+    path.write_text(json.dumps({"kind": "replay", "file": "r.jsonl", "window_seconds": 40}))
+    found = given(str(path))
+    assert (found.name, found.file, found.window_seconds) == ("ours", str(tmp_path / "r.jsonl"), 40.0)
+    assert given("chat") == named("chat")
+    with pytest.raises(WorkloadError, match="cannot be read as a workload"):
+        given(str(tmp_path / "none.json"))
+    path.write_text("[]")
+    with pytest.raises(WorkloadError, match="holds no workload"):
+        given(str(path))
 
 
 def test_the_longest_line_of_a_replay(tmp_path):
