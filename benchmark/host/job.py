@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..campaign import record as rec
+from ..engine.layout import Layout
 from ..load import accuracy, cost, further
 from ..load import measure as load
 from ..load.observe.telemetry import Telemetry
@@ -50,6 +52,7 @@ async def _measure(settings: Settings, spec: dict[str, Any]) -> None:
         left_out = further.gap(further.Further(workload, concurrency, repeat), why, records.now())
         records.add_point(settings, spec["configuration"], spec["fingerprint"], left_out)
         return
+    record = records.opened(settings, spec["configuration"], spec["fingerprint"])
     warmed = await _warm_up(settings, spec, target, workload)
     costs = cost.from_warm_up(workload, warmed)
     first = (
@@ -65,7 +68,7 @@ async def _measure(settings: Settings, spec: dict[str, Any]) -> None:
         warmed_up=warmed["agreed"],
         first=first,
         engine_log=manager_for(settings).log(engine_unit(spec["configuration"])),
-        telemetry=_telemetry(settings),
+        telemetry=_telemetry(settings, chosen_gpus(record)),
         on_progress=_Reporter(settings, costs.get(concurrency)).take,
     )
     raw = load.raw_name(result.point)
@@ -74,11 +77,24 @@ async def _measure(settings: Settings, spec: dict[str, Any]) -> None:
     records.add_point(settings, spec["configuration"], spec["fingerprint"], point)
 
 
-def _telemetry(settings: Settings) -> Telemetry:
+def chosen_gpus(record: rec.Record) -> list[int] | None:
+    """NVML indices of the GPUs that the configuration takes on this host; None (all) where they are named by UUID."""
+    environment = {**record.configuration.environment, **record.fingerprint_of.get("environment", {})}
+    visible = [part.strip() for part in str(environment.get("CUDA_VISIBLE_DEVICES") or "").split(",") if part.strip()]
+    if not all(part.isdecimal() for part in visible):
+        return None
+    engine = record.configuration.engine
+    layout = Layout.from_engine(engine)
+    first, step = int(engine.get("base_gpu_id") or 0), int(engine.get("gpu_id_step") or 1)
+    places = range(first, first + step * (layout.gpus // layout.nnodes), step)
+    return [int(visible[place]) for place in places if place < len(visible)] if visible else list(places)
+
+
+def _telemetry(settings: Settings, gpus: list[int] | None) -> Telemetry:
     """The host's NVML; where the engine is simulated, that of its simulated GPUs, and the record says so."""
     if settings.engine == "simulated":
-        return Telemetry(environment={**settings.environment, "SHARDSWEEP_NVML": _SIMULATED_NVML})
-    return Telemetry()
+        return Telemetry(gpus, environment={**settings.environment, "SHARDSWEEP_NVML": _SIMULATED_NVML})
+    return Telemetry(gpus)
 
 
 async def _warm_up(settings: Settings, spec: dict[str, Any], target: Target, workload: Workload) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import gc
 import resource
@@ -102,6 +103,7 @@ async def measure_point(
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     _allow_files(concurrency)
     server: dict[str, Any] = {"kind": target.kind, "route": target.route, **target.info}
+    server["abilities"] = dataclasses.asdict(target.abilities)
     if flush:
         server["flush"] = (await flush_cache(target)).to_mapping()
     if warmed_up is not None:
@@ -269,6 +271,7 @@ def _client(driver: Driver) -> dict[str, Any]:
         "token_events": token_events,
         "shared_events_share": shared / token_events if token_events else None,
         "reads": wire.reads,
+        "shared_reads": wire.shared_reads,
         "unstamped_reads": wire.unstamped_reads,
         "reconnects": wire.reconnects,
         "loop": type(driver.loop).__module__,

@@ -61,6 +61,8 @@ def test_a_point_on_each_route(route):
     assert all(len(row.token_us) == row.output_tokens for row in got.requests)
     assert got.about.route == route
     assert got.about.client["clock"] == "kernel"
+    assert got.about.client["shared_reads"] <= got.about.client["reads"]
+    assert got.about.server["abilities"]["token_ids"] == (route != "chat")
     # The engine's counter from idle to idle is exactly what the client got.
     assert got.point.server["generation_tokens"] == got.point.output_tokens
     assert got.point.server["flush"]["done"]

@@ -166,6 +166,13 @@ def test_energy_by_power():
     assert found["host_cpu_share"] == pytest.approx(0.25)
 
 
+def test_memory_clocks():
+    """9,000 and 6,000 MHz, of each GPU and on average."""
+    found = telemetry.summary(HEAD, samples(lambda i: [gpu(), gpu(memory_mhz=6000)]), 0, 10**10)
+    assert found["memory_clock_mhz_mean"] == pytest.approx(7500)
+    assert [each["memory_clock_mhz_mean"] for each in found["gpus"]] == [9000, 6000]
+
+
 def test_energy_by_the_counter_where_there_is_one():
     found = telemetry.summary(
         HEAD, samples(lambda i: [gpu(joules=1000.0 + 250 * i), gpu(joules=7.0 + 50 * i)]), 0, 10**10
