@@ -38,7 +38,7 @@ def host(tmp_path, monkeypatch):
     units = {"sglang-ep4": {"started_at": 1.0}}
     monkeypatch.setattr(job, "running", lambda _: units)
     monkeypatch.setattr(job, "manager_for", lambda _: SimpleNamespace(log=lambda unit: tmp_path / "engine.log"))
-    monkeypatch.setattr(job, "_telemetry", lambda _: False)
+    monkeypatch.setattr(job, "_telemetry", lambda *_: False)
     # What a busy machine does to a window of a tenth of a second is not the matter here.
     monkeypatch.setattr(summary, "flags", lambda *_: [])
     path = records.folder(settings, "ep4", FINGERPRINT) / "record.json"
@@ -106,6 +106,22 @@ def test_a_start_that_drifted_says_so(host):
     records.add_point(host.settings, "ep4", FINGERPRINT, slow)
     measure(host, 1, repeat=2)
     assert "drifted" in {flag.id for flag in host.record().points[-1].flags}
+
+
+@pytest.mark.parametrize(
+    ("engine", "visible", "chosen"),
+    [
+        ({"tp_size": 4}, None, [0, 1, 2, 3]),
+        ({"tp_size": 2, "pp_size": 2, "base_gpu_id": 4}, None, [4, 5, 6, 7]),
+        ({"tp_size": 2}, "6,7,1", [6, 7]),
+        ({"tp_size": 2}, "GPU-8a1b,GPU-77cd", None),
+        ({"tp_size": 8, "nnodes": 2}, None, [0, 1, 2, 3]),
+    ],
+)
+def test_the_gpus_of_a_configuration(engine, visible, chosen):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    configuration = rec.Configuration(name="x", engine=engine, environment=environment)
+    assert job.chosen_gpus(msgspec.structs.replace(a_record(), configuration=configuration)) == chosen
 
 
 def test_the_cost_of_a_point_is_in_its_progress(host):
