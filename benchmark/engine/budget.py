@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .flags import release_at_least
 from .hardware import GIB, MIB, Host
 from .layout import A2A_BACKENDS, Layout
 from .models import ModelShape
@@ -35,12 +36,51 @@ TRITON_KV_SPLITS = 8
 PREFILL_COPIES = 4
 
 
+# Formulas were read in 0.5.11 and 0.5.23. What 0.5.23 computes from a prefill and a decode phase is taken to hold since
+# the release whose flags first tell the phases apart (--cuda-graph-max-bs-decode).
+PHASES = "0.5.15"
+# Other formulas that changed between the two, it is not known when: the nearer of the two speaks.
+MIDDLE = "0.5.17"
+# --max-prefill-tokens, which sizes activations where prefills are not cut (server_args.py:367).
+MAX_PREFILL_TOKENS = 16384
+# 0.5.11 takes no prefill graphs for these (configs/model_config.py:1446), nor for any sparse attention.
+_NO_PREFILL_GRAPHS = ("Qwen3NextForCausalLM",)
+# Multimodal models that 0.5.23 takes prefill graphs for (configs/model_config.py:2501), those that are known here.
+_VISION_PREFILL_GRAPHS = ("KimiK25ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+# Text only unless --enable-multimodal is given (configs/model_config.py:186).
+_TEXT_BY_DEFAULT = ("Llama4ForConditionalGeneration",)
+# All-to-all backends that 0.5.23 has tried with prefill graphs (arg_groups/cuda_graph_hook.py:222).
+_PREFILL_GRAPH_BACKENDS = ("none", "deepep", "megamoe", "flashinfer")
+# Any of these turns 0.5.11's prefill graphs off (server_args.py:1194-1261).
+_NO_PREFILL_GRAPHS_WITH = (
+    "enable_torch_compile",
+    "lora_paths",
+    "enable_lora",
+    "dllm_algorithm",
+    "cpu_offload_gb",
+    "enable_hierarchical_cache",
+    "enable_deterministic_inference",
+    "enable_symm_mem",
+    "enable_eplb",
+    "expert_distribution_recorder_mode",
+    "debug_cuda_graph",
+    "enable_dp_attention",
+)
+
+
 @dataclass(frozen=True)
 class ServerDefaults:
-    """What the engine chooses from the GPU's memory (memory_hook.py:281-345), unless it is set."""
+    """What the engine chooses from the GPU's memory (0.5.11 server_args.py:1323-1384, 0.5.23 memory_hook.py:82-182),
+    unless it is set."""
 
     chunked_prefill_size: int
+    """Of one attention-DP rank."""
     graph_max_batch: int
+    """The largest decode graph that is captured."""
+    whole_chunk: int
+    """The chunk before attention DP divides it."""
+    reserved_batch: int
+    """The largest decode graph that the default fraction keeps room for."""
 
 
 def draft_layers(engine: Mapping[str, Any], shape: ModelShape) -> int:
@@ -64,32 +104,31 @@ def build_options(engine: Mapping[str, Any], host: Host | None, shape: ModelShap
     )
 
 
-def server_defaults(engine: Mapping[str, Any], layout: Layout, host: Host) -> ServerDefaults:
+def server_defaults(engine: Mapping[str, Any], layout: Layout, host: Host, release: str) -> ServerDefaults:
     gib = host.gpu.memory_mib / 1024
-    wide = layout.tp >= 4
+    phases = release_at_least(release, PHASES)
     # (below this many GiB, chunk, largest decode graph at tp < 4, at tp >= 4)
     buckets = (
         (20, 2048, 8, 8),
-        (35, 4096, 48, 160),
+        (35, 4096, 48, 160) if phases else (35, 2048, 24, 80),
         (60, 4096, 32, 160),
-        (90, 8192, 256, 512),
         (160, 8192, 256, 512),
     )
-    chunk, narrow_batch, wide_batch = next(
-        ((c, narrow, many) for below, c, narrow, many in buckets if gib < below), (16384, 512, 512)
-    )
+    chunk, narrow, wide = next((sizes for below, *sizes in buckets if gib < below), (16384, 512, 512))
     if engine.get("chunked_prefill_size") is not None:
         chunk = int(engine["chunked_prefill_size"])
-    if chunk > 0:
-        chunk = max(1, chunk // max(1, layout.attention_dp))
-    batch = wide_batch if wide else narrow_batch
+    pools = max(1, layout.attention_dp)
+    batch = reserved = wide if layout.tp >= 4 else narrow
+    sizes = engine.get("cuda_graph_bs_decode") or engine.get("cuda_graph_bs")
     given = next((engine[k] for k in ("cuda_graph_max_bs_decode", "cuda_graph_max_bs") if engine.get(k)), None)
     running = engine.get("max_running_requests")
-    if given is not None:
-        batch = int(given)
+    if sizes or given is not None:
+        batch = reserved = max(int(size) for size in sizes) if sizes else int(given)
     elif running is not None:
-        batch = min(batch, max(1, int(running) // max(1, layout.attention_dp)))
-    return ServerDefaults(chunk, batch)
+        batch = min(batch, max(1, int(running) // pools))
+        # memory_hook.py:182; 0.5.11 keeps room for graphs that it then does not capture.
+        reserved = min(reserved, int(running)) if phases else reserved
+    return ServerDefaults(max(1, chunk // pools) if chunk > 0 else chunk, batch, chunk, reserved)
 
 
 def graphs_disabled(engine: Mapping[str, Any]) -> bool:
@@ -108,31 +147,105 @@ def graph_sizes(engine: Mapping[str, Any], defaults: ServerDefaults, running: in
     return tuple(size for size in sizes if size <= most) or (1,)
 
 
-def default_fraction(engine: Mapping[str, Any], shape: ModelShape, layout: Layout, host: Host, release: str) -> float:
-    """--mem-fraction-static where none is given (memory_hook.py:281-345 and 357-415; MiB throughout)."""
-    del release
-    defaults = server_defaults(engine, layout, host)
-    total = host.gpu.memory_mib
-    reserved = (
-        512 + 1.5 * max(defaults.chunked_prefill_size * layout.attention_dp, 2048) + layout.tp * layout.pp / 8 * 1024
+def multimodal(engine: Mapping[str, Any], shape: ModelShape) -> bool:
+    """Whether the engine serves the model's vision tower (configs/model_config.py:184-228)."""
+    asked = engine.get("enable_multimodal") or shape.architecture not in _TEXT_BY_DEFAULT
+    return shape.multimodal and bool(asked)
+
+
+def prefill_graphs_on(engine: Mapping[str, Any], shape: ModelShape, layout: Layout, release: str) -> bool:
+    """Whether the engine captures graphs of prefills: 0.5.11 server_args.py:1194-1261 (piecewise), 0.5.23
+    arg_groups/cuda_graph_hook.py:32-255 (breakable)."""
+    backend = str(engine.get("moe_a2a_backend") or "none")
+    if release_at_least(release, PHASES):
+        asked = engine.get("cuda_graph_backend_prefill")
+        if asked is not None:
+            return asked != "disabled"
+        off = ("disable_cuda_graph", "disable_prefill_cuda_graph", "disable_piecewise_cuda_graph")
+        return not (
+            any(engine.get(key) for key in (*off, "enable_two_batch_overlap"))
+            or layout.pp > 1
+            or layout.dcp > 1
+            or backend not in _PREFILL_GRAPH_BACKENDS
+            or int(engine.get("attn_cp_size") or 1) > 1
+            or (multimodal(engine, shape) and shape.architecture not in _VISION_PREFILL_GRAPHS)
+        )
+    if engine.get("enforce_piecewise_cuda_graph"):
+        return True
+    # On by default since 0.5.10; before, only where it was asked for.
+    if not release_at_least(release, "0.5.10") and not engine.get("enable_piecewise_cuda_graph"):
+        return False
+    return not (
+        any(engine.get(key) for key in ("disable_piecewise_cuda_graph", *_NO_PREFILL_GRAPHS_WITH))
+        or shape.architecture in _NO_PREFILL_GRAPHS
+        or bool(shape.index_dim)
+        or layout.attention_dp > 1
+        or layout.pp > 1
+        or backend != "none"
+        or multimodal(engine, shape)
+        or "gguf" in (engine.get("load_format"), engine.get("quantization"))
+        or str(engine.get("disaggregation_mode") or "null") != "null"
+        or int(engine.get("attn_cp_size") or 1) > 1
     )
-    if not graphs_disabled(engine):
-        reserved += 2 * defaults.graph_max_batch
-    if layout.attention_dp > 1:
-        reserved += 3 * defaults.graph_max_batch * layout.attention_dp
-        if defaults.graph_max_batch > 300:
-            reserved += 1.5 * defaults.graph_max_batch * layout.attention_dp
-    if shape.attention == "mla" and not engine.get("disable_prefill_cuda_graph") and layout.pp == 1:
-        reserved += 1536
+
+
+def prefill_graph_sizes(engine: Mapping[str, Any], chunk: int) -> tuple[int, ...]:
+    """Tokens that get a prefill graph where attention is not MLA: 4 to 32 by 4, to 256 by 16, to 512 by 32, to 1024 by
+    64, to 4096 by 256, then by 512 up to the chunk (0.5.11 server_args.py:1550, 0.5.23 cuda_graph_hook.py:480)."""
+    given = engine.get("cuda_graph_bs_prefill") or engine.get("piecewise_cuda_graph_tokens")
+    if given:
+        return tuple(int(size) for size in given)
+    keys = ("cuda_graph_max_bs_prefill", "piecewise_cuda_graph_max_tokens")
+    most = next((int(engine[key]) for key in keys if engine.get(key) is not None), chunk)
+    limit = engine.get("max_total_tokens")
+    most = min(most, int(limit)) if limit else most
+    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, most + 1, 512))
+    return tuple(size for step in steps for size in range(*step) if size <= most)
+
+
+def default_fraction(engine: Mapping[str, Any], shape: ModelShape, layout: Layout, host: Host, release: str) -> float:
+    """--mem-fraction-static where none is given; MiB throughout.
+
+    0.5.11: server_args.py:1434-1487. 0.5.23: arg_groups/memory_hook.py:281-345 and 357-415, which reserves nothing for
+    a draft (it is counted when the pool is sized), nor for decode graphs that are off.
+    """
+    defaults = server_defaults(engine, layout, host, release)
+    phases = release_at_least(release, PHASES)
+    total, batch, backend = host.gpu.memory_mib, defaults.reserved_batch, str(engine.get("moe_a2a_backend") or "none")
+    tokens = defaults.whole_chunk
+    if tokens <= 0:
+        tokens = int(engine.get("max_prefill_tokens") or MAX_PREFILL_TOKENS)
+    decodes = not (phases and graphs_disabled(engine))
+    reserved = 512 + 1.5 * max(tokens, 2048) + layout.tp * layout.pp / 8 * 1024
+    reserved += 2 * batch if decodes else 0
+    if layout.attention_dp > 1 or (engine.get("enable_dp_attention") and not phases):
+        reserved += (4.5 if batch > 300 else 3) * batch * layout.attention_dp
+    if prefill_graphs_on(engine, shape, layout, release):
+        mla = shape.attention == "mla"
+        reserved += 1536 if mla else 8 * len(prefill_graph_sizes(engine, defaults.whole_chunk))
+        reserved += 1024 if phases and backend == "deepep" else 0
     if total > 61440:
         reserved = max(reserved, 10240)
-    if str(engine.get("moe_a2a_backend") or "") in ("deepep", "deepep_v2"):
-        reserved += 2048
-    fraction = round((total - reserved) / total, 3)
-    if shape.vision:
-        work = shape.vision.layers * shape.vision.hidden**2 / (24 * 1024**2)
-        fraction *= 0.95 * min(max(1 - 0.1 * (work - 1), 0.8), 1.05)
-    return max(0.0, round(fraction, 3))
+    if phases:
+        reserved += 2048 if backend == "deepep" and decodes else 0
+    else:
+        reserved += _draft_reserve(str(engine.get("speculative_algorithm") or "").upper())
+    return max(0.0, round((total - reserved) / total, 3) * _vision_factor(engine, shape))
+
+
+def _draft_reserve(algorithm: str) -> int:
+    """MiB that 0.5.11 keeps for a draft model and its graphs (server_args.py:1470-1475)."""
+    if algorithm in ("", "NGRAM"):
+        return 0
+    return 6144 if algorithm == "STANDALONE" else 4096
+
+
+def _vision_factor(engine: Mapping[str, Any], shape: ModelShape) -> float:
+    """How a vision tower lowers the default fraction (0.5.11 server_args.py:7137, 0.5.23 memory_hook.py:430)."""
+    if not shape.vision or not multimodal(engine, shape) or engine.get("language_only"):
+        return 1.0
+    work = shape.vision.named_layers * shape.vision.hidden**2 / (24 * 1024**2)
+    return 0.95 * min(max(1 - 0.1 * (work - 1), 0.8), 1.05)
 
 
 def pre_load_free_bytes(host: Host, layout: Layout) -> Range:

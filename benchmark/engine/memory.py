@@ -206,7 +206,7 @@ def _beside(
     tokens: int,
     graph_scale: float,
 ) -> _Beside:
-    defaults = server_defaults(engine, layout, host)
+    defaults = server_defaults(engine, layout, host, release)
     context = int(engine.get("context_length") or shape.max_positions)
     running = _max_running(engine, layout, tokens, context)
     # int32 [requests + 1, context + 4] (mem_cache/memory_pool.py:376).

@@ -31,6 +31,8 @@ class Vision:
     """Patches that the projector joins into one token."""
     heads: int = 0
     """0 where the config does not tell."""
+    named_layers: int = 24
+    """What the engine finds under `num_hidden_layers` of its vision config; 24 where that has another name."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,9 @@ def _vision(config: Mapping[str, Any]) -> Vision | None:
     hidden = int(vision.get("vt_hidden_size") or vision.get("hidden_size") or 0)
     intermediate = int(vision.get("vt_intermediate_size") or vision.get("intermediate_size") or 4 * hidden)
     heads = next((vision[k] for k in ("vt_num_attention_heads", "num_attention_heads", "num_heads") if k in vision), 0)
-    return Vision(int(first), hidden, intermediate, heads=int(heads)) if first and hidden else None
+    # The engine's class for Kimi's `vt_` names has the plain ones (configs/kimi_k25.py:45).
+    named = int(vision.get("vt_num_hidden_layers") or vision.get("num_hidden_layers") or 24)
+    return Vision(int(first), hidden, intermediate, heads=int(heads), named_layers=named) if first and hidden else None
 
 
 def _base(text: Mapping[str, Any], name: str, architecture: str, **more: Any) -> ModelShape:

@@ -19,10 +19,10 @@ RELEASE = "0.5.11"
 SHARED = {"mem_fraction_static": 0.88, "context_length": 32768, "attention_backend": "triton"}
 
 
-def plan(model: str | ModelShape, host, **engine):
+def plan(model: str | ModelShape, host, release=RELEASE, **engine):
     shape = load_model(model) if isinstance(model, str) else model
     host = find_host(host) if isinstance(host, str) else host
-    return plan_memory(shape, Layout.from_engine(engine), engine, host, RELEASE)
+    return plan_memory(shape, Layout.from_engine(engine), engine, host, release)
 
 
 # --- against the captures: weights within 1 %, KV pool within 0.7 GiB (tests/captures/README.md) ---
@@ -123,7 +123,7 @@ def test_parts_of_tp8_by_hand():
 
 def test_tp8_holds_72_gib_and_needs_more_than_the_default_fraction():
     """`71.8 GiB a rank`, and a default of 0.758 that leaves less than the weights (sglang 0.5.23, read)."""
-    found = plan("kimi-k2.6", RTX, tp_size=8)
+    found = plan("kimi-k2.6", RTX, "0.5.23", tp_size=8)
     assert found.weights_bytes / GIB == pytest.approx(71.8, abs=0.3)
     assert found.fraction_is_default
     assert found.mem_fraction_static == pytest.approx(0.758, abs=0.001)
@@ -159,8 +159,62 @@ def test_pipeline_stages_split_the_cache_by_layers():
 def test_default_fractions_by_hand(engine, fraction):
     """(97887 - reserved) / 97887, times 0.9097 for the vision tower: reserved 16384, 15424, 10240 MiB."""
     layout = Layout(tp=8)
-    found = default_fraction({"tp_size": 8, **engine}, load_model("kimi-k2.6"), layout, RTX, RELEASE)
+    found = default_fraction({"tp_size": 8, **engine}, load_model("kimi-k2.6"), layout, RTX, "0.5.23")
     assert found == pytest.approx(fraction, abs=0.001)
+
+
+EIGHT_ADP = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "host", "engine", "reserved"),
+    [
+        # 42 prefill graphs up to 2048 tokens, 50 up to 4096, 58 up to 8192, at 8 MiB each.
+        ("0.5.11", "llama-3.1-8b", "1x RTX 4090", {}, 512 + 3072 + 128 + 2 * 24 + 8 * 42),
+        ("0.5.23", "llama-3.1-8b", "1x RTX 4090", {}, 512 + 6144 + 128 + 2 * 48 + 8 * 50),
+        ("0.5.11", "qwen3-235b-a22b", "8x H100", {"tp_size": 8}, 512 + 12288 + 1024 + 1024 + 8 * 58),
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8}, 512 + 12288 + 1024 + 1024 + 1536),
+        # 0.5.11 keeps room for graphs of 512 requests, whatever may run, and for graphs that are off.
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "max_running_requests": 64}, 16384),
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "disable_cuda_graph": True}, 16384),
+        ("0.5.23", "deepseek-v3", "8x H200", {"tp_size": 8, "max_running_requests": 64}, 16384 - 2 * 448),
+        ("0.5.23", "deepseek-v3", "8x H200", {"tp_size": 8, "disable_decode_cuda_graph": True}, 16384 - 2 * 512),
+        # A draft: 4 GiB, 6 for one of its own kind; 0.5.23 counts its weights instead.
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "speculative_algorithm": "EAGLE"}, 16384 + 4096),
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "speculative_algorithm": "STANDALONE"}, 16384 + 6144),
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "speculative_algorithm": "NGRAM"}, 16384),
+        ("0.5.23", "deepseek-v3", "8x H200", {"tp_size": 8, "speculative_algorithm": "EAGLE"}, 16384),
+        # No prefill graphs under attention DP, sparse attention or an all-to-all backend.
+        ("0.5.11", "deepseek-v3", "8x H200", EIGHT_ADP, 14848 + 4.5 * 512 * 8),
+        ("0.5.11", "deepseek-v3.2", "8x H200", {"tp_size": 8}, 14848),
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "moe_a2a_backend": "deepep"}, 14848),
+        ("0.5.23", "deepseek-v3", "8x H200", {"tp_size": 8, "moe_a2a_backend": "deepep"}, 16384 + 1024 + 2048),
+        # Uncut prefills: --max-prefill-tokens, 16384.
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "chunked_prefill_size": -1}, 16384 - 12288 + 24576),
+        # The floor of GPUs of more than 60 GiB.
+        ("0.5.11", "qwen3-30b-a3b", "1x H200", {"chunked_prefill_size": 2048}, 10240),
+    ],
+)
+def test_default_fractions_of_a_release_by_hand(release, model, host, engine, reserved):
+    gpus = find_host(host)
+    found = default_fraction(engine, load_model(model), Layout.from_engine(engine), gpus, release)
+    total = gpus.gpu.memory_mib
+    assert found == round((total - reserved) / total, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "width"),
+    # Qwen's tower has `depth`: the engine finds no num_hidden_layers and takes 24.
+    [("kimi-k2.6", 27, 1152), ("qwen3.5-397b-a17b", 24, 1152)],
+)
+def test_a_vision_tower_lowers_the_default_fraction(model, layers, width):
+    """No prefill graphs for towers in 0.5.11: 14848 MiB reserved of 97887, so 0.848."""
+    engine = {"tp_size": 8}
+    found = default_fraction(engine, load_model(model), Layout(tp=8), RTX, "0.5.11")
+    factor = 0.95 * (1 - 0.1 * (layers * width**2 / (24 * 1024**2) - 1))
+    assert found == pytest.approx(0.848 * factor)
+    plain = default_fraction(engine | {"language_only": True}, load_model(model), Layout(tp=8), RTX, "0.5.11")
+    assert plain == pytest.approx(0.848)
 
 
 def test_the_request_table_of_a_very_long_context():
@@ -174,17 +228,19 @@ def test_the_request_table_of_a_very_long_context():
 
 
 def test_defaults_by_the_size_of_the_gpu():
-    assert server_defaults({}, Layout(tp=8), RTX) == server_defaults({"chunked_prefill_size": 8192}, Layout(tp=4), RTX)
-    assert server_defaults({}, Layout(tp=8), RTX).graph_max_batch == 512
-    assert server_defaults({}, Layout(tp=2), RTX).graph_max_batch == 256
-    assert server_defaults({"max_running_requests": 64}, Layout(tp=8), RTX).graph_max_batch == 64
-    assert server_defaults({}, Layout(tp=8, attention_dp=8), RTX).chunked_prefill_size == 1024
+    assert server_defaults({}, Layout(tp=8), RTX, RELEASE) == server_defaults(
+        {"chunked_prefill_size": 8192}, Layout(tp=4), RTX, RELEASE
+    )
+    assert server_defaults({}, Layout(tp=8), RTX, RELEASE).graph_max_batch == 512
+    assert server_defaults({}, Layout(tp=2), RTX, RELEASE).graph_max_batch == 256
+    assert server_defaults({"max_running_requests": 64}, Layout(tp=8), RTX, RELEASE).graph_max_batch == 64
+    assert server_defaults({}, Layout(tp=8, attention_dp=8), RTX, RELEASE).chunked_prefill_size == 1024
 
 
 def test_captured_batches_of_two_captures():
-    small = server_defaults({"max_running_requests": 64}, Layout(), find_host("1x H200"))
+    small = server_defaults({"max_running_requests": 64}, Layout(), find_host("1x H200"), RELEASE)
     assert graph_sizes({}, small, 64) == (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64)
-    large = server_defaults({"max_running_requests": 256}, Layout(), find_host("1x H200"))
+    large = server_defaults({"max_running_requests": 256}, Layout(), find_host("1x H200"), RELEASE)
     assert len(graph_sizes({}, large, 256)) == 36
     assert graph_sizes({"disable_cuda_graph": True}, large, 256) == ()
 
