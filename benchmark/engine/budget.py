@@ -260,39 +260,97 @@ def pre_load_free_bytes(host: Host, layout: Layout) -> Range:
     return Range(free - PRE_LOAD_SPREAD_BYTES, free, free + PRE_LOAD_SPREAD_BYTES)
 
 
-def kv_dtype_bytes(engine: Mapping[str, Any], shape: ModelShape, host: Host) -> int:
-    """Bytes of a cached number. `auto` is the model's bf16, but FP8 for sparse attention on sm_100."""
+def kv_dtype(engine: Mapping[str, Any], shape: ModelShape, host: Host) -> str:
+    """`bf16`, `fp8` or `fp4`: how a cached number is kept.
+
+    `auto` is FP8 for sparse attention on sm_100 and newer (0.5.11 server_args.py:1583), FP8 where a ModelOpt checkpoint
+    says so (model_executor/model_runner.py:2213), otherwise the model's own bf16.
+    """
     dtype = str(engine.get("kv_cache_dtype") or "auto")
     if dtype == "auto":
-        return 1 if shape.index_dim and host.gpu.compute_capability[0] == 10 else 2
-    return 1 if "fp8" in dtype or "e4m3" in dtype or "e5m2" in dtype else 2
+        if shape.index_dim:
+            return "fp8" if host.gpu.compute_capability[0] >= 10 else "bf16"
+        return "fp8" if shape.cache_quantization == "FP8" else "bf16"
+    if "fp4" in dtype:
+        return "fp4"
+    return "fp8" if "fp8" in dtype or "e4m3" in dtype or "e5m2" in dtype else "bf16"
 
 
-def kv_bytes_per_token(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[str, Any], host: Host) -> int:
-    """Bytes of one token in the pool of one rank of a stage (cell_size, pool_configurator.py:355-400).
+@dataclass(frozen=True)
+class Cell:
+    """Bytes of one token in the pool of one rank of a stage."""
 
-    The latent vector of MLA is whole on every rank; heads of GQA are split over the attention ranks.
+    sized: int
+    """What the engine divides the free room by."""
+    held: int
+    """What it then allocates, and a log's KV size tells. They differ for sparse attention with FP8."""
+
+
+def kv_cell(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[str, Any], host: Host, release: str) -> Cell:
+    """Bytes of one token (0.5.11 model_executor/pool_configurator.py:112-180, 0.5.23 the same file, :340-470).
+
+    The latent vector of MLA is whole on every rank; heads of GQA are split over the attention ranks. FP4 has one scale
+    byte for 16 numbers.
     """
     layers = layout.stage_layers(shape.layers)[stage]
-    draft = draft_layers(engine, shape) if stage == layout.pp - 1 else 0
-    number = kv_dtype_bytes(engine, shape, host)
+    held_layers = layers + (draft_layers(engine, shape) if stage == layout.pp - 1 else 0)
+    sized_layers = held_layers if drafts_counted(release) else layers
+    dtype = kv_dtype(engine, shape, host)
     if shape.attention == "mla":
-        latent = (shape.kv_lora_rank + shape.rope_dim) * number
+        width = shape.kv_lora_rank + shape.rope_dim
+        sized = held = {"bf16": 2 * width, "fp8": width, "fp4": width // 2 + width // 16}[dtype]
         if shape.index_dim:
-            if number == 1 and host.gpu.compute_capability[0] in (9, 10):
-                # FlashMLA's layout: the rotary part stays bf16, one float32 scale for 128 numbers.
-                latent = shape.kv_lora_rank + ceil_div(shape.kv_lora_rank, 128) * 4 + shape.rope_dim * 2
-            latent += shape.index_dim + ceil_div(shape.index_dim, 128) * 4
-        return ceil_div((layers + draft) * latent, max(1, layout.dcp))
+            index = shape.index_dim + ceil_div(shape.index_dim, 128) * 4
+            if dtype == "fp8" and _scaled_latent(engine, host, release):
+                # The rotary part stays bf16, one float32 scale for 128 numbers.
+                held = shape.kv_lora_rank + ceil_div(shape.kv_lora_rank, 128) * 4 + shape.rope_dim * 2
+            # 0.5.11 sizes by the plain vector whatever it allocates; 0.5.23 by what it allocates.
+            sized, held = (held if release_at_least(release, MIDDLE) else sized) + index, held + index
+        ranks = max(1, layout.dcp)
+        return Cell(ceil_div(sized_layers * sized, ranks), ceil_div(held_layers * held, ranks))
     heads = max(1, ceil_div(shape.kv_heads, layout.attention_tp))
-    cell = heads * (shape.head_dim + shape.v_head_dim) * number
+    pair = heads * (shape.head_dim + shape.v_head_dim)
+    scales = 2 * heads * shape.head_dim // 16
+    cell = {"bf16": 2 * pair, "fp8": pair, "fp4": pair // 2 + scales}[dtype]
     if shape.linear:
         layers = max(1, round(layers * shape.attention_layers / shape.layers))
+        return Cell(cell * layers, cell * layers)
     if shape.sliding_layers and not engine.get("disable_hybrid_swa_memory"):
         ratio = float(engine.get("swa_full_tokens_ratio") or 0.8)
         share = shape.sliding_layers / shape.layers
-        return int(cell * layers * (1 - share + ratio * share))
-    return cell * (layers + draft)
+        size = int(cell * layers * (1 - share + ratio * share))
+        return Cell(size, size)
+    return Cell(cell * sized_layers, cell * held_layers)
+
+
+def _scaled_latent(engine: Mapping[str, Any], host: Host, release: str) -> bool:
+    """Whether sparse attention keeps scales beside an FP8 latent vector: FlashMLA's layout, not TensorRT-LLM's.
+
+    TensorRT-LLM's is the default on sm_100 and newer (0.5.11 server_args.py:1614, model_runner_kv_cache_mixin.py:141,
+    0.5.23 kv_cache_configurator.py:3412). In October 2025 it was not yet (sglang#11309).
+    """
+    keys = ("nsa_prefill_backend", "nsa_decode_backend", "dsa_prefill_backend", "dsa_decode_backend")
+    given = {engine[key] for key in keys if engine.get(key)}
+    capability = host.gpu.compute_capability[0]
+    if given:
+        return "trtllm" not in given
+    # Before 0.5.11 sm_120 had no scaled layout either.
+    return capability == 9 or (capability == 10 and not release_at_least(release, "0.5.9"))
+
+
+def drafts_counted(release: str) -> bool:
+    """Whether the pool is sized with the draft in memory and in the cell (0.5.23 kv_cache_configurator.py:3040).
+
+    0.5.11 sizes first and loads the draft into what it left (managers/scheduler.py:692).
+    """
+    return release_at_least(release, MIDDLE)
+
+
+def kv_bytes_per_token(
+    shape: ModelShape, layout: Layout, stage: int, engine: Mapping[str, Any], host: Host, release: str
+) -> int:
+    """What one token takes in the pool of one rank of a stage."""
+    return kv_cell(shape, layout, stage, engine, host, release).held
 
 
 def linear_state_bytes(shape: ModelShape, layout: Layout, engine: Mapping[str, Any]) -> int:

@@ -7,16 +7,17 @@ mem_cache/pool_configurator.py). Bytes are bytes of one GPU, of the pipeline sta
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .budget import (
     ServerDefaults,
     build_options,
     default_fraction,
+    drafts_counted,
     graph_bytes,
     graph_sizes,
-    kv_bytes_per_token,
+    kv_cell,
     linear_state_bytes,
     pre_load_free_bytes,
     prefill_bytes,
@@ -141,15 +142,23 @@ def plan_memory(
     held = tuple(stage_bytes(shape, layout, stage, options) + extra for stage in range(layout.pp))
     measured = calibration.pre_load_free_bytes.get(layout.gpus) if calibration else None
     free = measured or int(pre_load_free_bytes(host, layout).expected)
-    cells = [kv_bytes_per_token(shape, layout, stage, engine, host) for stage in range(layout.pp)]
+    cells = [kv_cell(shape, layout, stage, engine, host, release) for stage in range(layout.pp)]
     fraction, is_default = _fraction(engine, shape, layout, host, release)
     reserve, state = _reserve(shape, engine), linear_state_bytes(shape, layout, engine)
-    tokens, worst = _capacity(shape, layout, engine, held, cells, free, fraction, reserve)
+    # A draft that loads after the pool is sized takes from what lies outside the budget.
+    late = () if drafts_counted(release) else _draft_bytes(shape, layout, options)
+    drafts = late or (0,) * layout.pp
+    sized = tuple(weights - draft for weights, draft in zip(held, drafts, strict=True))
+    tokens, worst = _capacity(shape, layout, engine, sized, [cell.sized for cell in cells], free, fraction, reserve)
     beside = _beside(shape, layout, engine, host, release, tokens, calibration.graph_scale if calibration else 1.0)
-    weights, cell = held[worst], cells[worst]
-    outside = int(free * (1 - fraction)) + reserve
-    room = int(free - weights - free * (1 - fraction) - reserve - state)
-    fractions = ((weights + reserve + state + cell) / free, 1 - (beside.total - reserve) / free)
+    weights, cell = held[worst], cells[worst].held
+    # What the pool takes beyond its budget comes out of what lies outside it.
+    over = tokens * (cell - cells[worst].sized) + drafts[worst]
+    outside = int(free * (1 - fraction)) + reserve - over
+    room = int(free - sized[worst] - free * (1 - fraction) - reserve - state)
+    least = sized[worst] + reserve + state
+    most = least + (free - weights - state - beside.total) * cells[worst].sized / cell
+    fractions = ((least + cells[worst].sized) / free, most / free)
     failure = (
         _weights_failure(shape, layout, options, host, free)
         or _kv_failure(layout, host, weights, free, fraction, room, cell, fractions)
@@ -218,6 +227,17 @@ def _beside(
 def stage_bytes(shape: ModelShape, layout: Layout, stage: int, options: BuildOptions) -> int:
     """Weights of one rank of a stage once loaded, as the allocator holds them."""
     return segment_bytes(a.bytes for a in tensors(shape, layout, stage, options) if not a.temporary)
+
+
+def _draft_bytes(shape: ModelShape, layout: Layout, options: BuildOptions) -> tuple[int, ...]:
+    """What the model's own draft adds to the weights of each stage; nothing without one."""
+    if not options.draft_layers:
+        return ()
+    without = replace(options, draft_layers=0)
+    return tuple(
+        stage_bytes(shape, layout, stage, options) - stage_bytes(shape, layout, stage, without)
+        for stage in range(layout.pp)
+    )
 
 
 def _parts(shape: ModelShape, layout: Layout, stage: int, options: BuildOptions, extra: int) -> dict[str, int]:

@@ -124,6 +124,22 @@ class ModelShape:
         return self.layers - (self.linear.layers if self.linear else 0)
 
     @property
+    def cache_quantization(self) -> str:
+        """The KV cache format that a ModelOpt checkpoint asks for: `FP8`, `NVFP4` or none.
+
+        SGLang 0.5.11 layers/quantization/modelopt_quant.py:446-462 and 1194-1233; other methods say nothing of it.
+        """
+        text = self.config.get("text_config") or {}
+        found = self.config.get("quantization_config") or text.get("quantization_config") or {}
+        if not found.get("quant_algo"):
+            return ""
+        scheme = found.get("kv_cache_scheme")
+        if isinstance(scheme, Mapping) and scheme.get("type") == "float":
+            return {8: "FP8", 4: "NVFP4"}.get(scheme.get("num_bits"), "")
+        named = str(scheme or found.get("kv_cache_quant_algo") or "").strip().upper()
+        return {"FLOAT8": "FP8", "FP4": "NVFP4", "FLOAT4": "NVFP4"}.get(named, named)
+
+    @property
     def multimodal(self) -> bool:
         return self.vision is not None
 

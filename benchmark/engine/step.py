@@ -85,7 +85,8 @@ class StepModel:
     @cached_property
     def stages(self) -> tuple[StageWork, ...]:
         return tuple(
-            stage_work(self.shape, self.layout, number, self.engine, self.host) for number in range(self.layout.pp)
+            stage_work(self.shape, self.layout, number, self.engine, self.host, self.release)
+            for number in range(self.layout.pp)
         )
 
     @cached_property

@@ -153,7 +153,8 @@ def build(arguments: ServerArguments, hardware_name: str, environment: Mapping[s
         stage_weights=plan.stages,
         mem_fraction=plan.mem_fraction_static,
         stage_kv_bytes_per_token=tuple(
-            budget.kv_bytes_per_token(shape, layout, stage, engine, host) for stage in range(layout.pp)
+            budget.kv_bytes_per_token(shape, layout, stage, engine, host, arguments.release)
+            for stage in range(layout.pp)
         ),
         token_capacity=plan.token_capacity,
         pools=plan.pools,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmark.engine.budget import default_fraction, graph_sizes, segment_bytes, server_defaults
+from benchmark.engine.budget import default_fraction, graph_sizes, kv_cell, segment_bytes, server_defaults
 from benchmark.engine.hardware import GIB, MIB, find_host
 from benchmark.engine.layout import Layout
 from benchmark.engine.memory import allocations, plan_memory
@@ -144,6 +144,34 @@ def test_fp8_halves_the_cache():
     assert (one.kv_bytes_per_token, two.kv_bytes_per_token) == (70272, 35136)
 
 
+@pytest.mark.parametrize(
+    ("fields", "layer"),
+    [
+        ({}, 1152),
+        ({"kv_cache_scheme": {"type": "float", "num_bits": 8}}, 576),
+        ({"kv_cache_quant_algo": "FP8"}, 576),
+        ({"kv_cache_scheme": {"type": "int", "num_bits": 8}}, 1152),
+    ],
+)
+def test_a_modelopt_checkpoint_may_ask_for_an_fp8_cache(fields, layer):
+    shape = load_model("kimi-k2.5-nvfp4")
+    config = {**shape.config, "quantization_config": {**shape.config["quantization_config"], **fields}}
+    found = plan(from_config(config, "nvfp4"), RTX, tp_size=8, **SHARED)
+    assert found.kv_bytes_per_token == 61 * layer
+    kept = plan(from_config(config, "nvfp4"), RTX, tp_size=8, kv_cache_dtype="bf16", **SHARED)
+    assert kept.kv_bytes_per_token == 61 * 1152
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "cell"),
+    # Half a byte a number and one scale byte for 16: 576 -> 288 + 36; 1 head x 128 x 2 -> 128 + 16.
+    [("kimi-k2.6", 8, 61 * (288 + 36)), ("llama-3.1-70b", 8, 80 * (128 + 16))],
+)
+def test_an_fp4_cache_has_scales(model, tp, cell):
+    found = plan(model, "8x B200", tp_size=tp, kv_cache_dtype="fp4_e2m1", mem_fraction_static=0.85)
+    assert found.kv_bytes_per_token == cell
+
+
 def test_pipeline_stages_split_the_cache_by_layers():
     found = plan("kimi-k2.6", RTX, tp_size=4, pp_size=2, **SHARED)
     # 31 layers x 576 x 2 bytes on the second stage, which also has one layer of experts more.
@@ -254,10 +282,24 @@ def test_segments_of_the_allocator():
 
 
 def test_a_draft_adds_a_layer_and_its_cache():
-    without = plan("glm-5-nvfp4", RTX, tp_size=8, mem_fraction_static=0.9)
-    with_draft = plan("glm-5-nvfp4", RTX, tp_size=8, mem_fraction_static=0.9, speculative_algorithm="EAGLE")
-    assert with_draft.kv_bytes_per_token * 78 == without.kv_bytes_per_token * 79
-    assert with_draft.weights_bytes > without.weights_bytes
+    """0.5.23 sizes the pool with the draft: one layer of cache more for each 78, and the draft's weights counted."""
+    flags = {"tp_size": 8, "mem_fraction_static": 0.9, "max_running_requests": 48}
+    without = plan("glm-5-nvfp4", RTX, "0.5.23", **flags)
+    drafting = plan("glm-5-nvfp4", RTX, "0.5.23", speculative_algorithm="EAGLE", **flags)
+    assert drafting.kv_bytes_per_token * 78 == without.kv_bytes_per_token * 79
+    draft = drafting.weights_bytes - without.weights_bytes
+    assert draft > 0
+    assert without.kv_pool_bytes - drafting.kv_pool_bytes == pytest.approx(draft, abs=2e5)
+
+
+def test_a_draft_that_loads_after_the_pool_is_sized_takes_from_the_rest():
+    """0.5.11: as many tokens as without one, and so much less stays free."""
+    flags = {"tp_size": 8, "mem_fraction_static": 0.8, "max_running_requests": 48}
+    without, drafting = (plan("deepseek-v3", "8x H200", **flags, speculative_algorithm=a) for a in (None, "EAGLE"))
+    assert drafting.token_capacity == without.token_capacity
+    taken = drafting.weights_bytes - without.weights_bytes + without.token_capacity * 1152
+    assert without.slack_bytes - drafting.slack_bytes == taken
+    assert without.max_fraction > drafting.max_fraction
 
 
 def test_an_all_to_all_backend_keeps_shared_experts_whole():
@@ -305,7 +347,8 @@ def test_weights_of_public_cases_within_3_percent(case, model, host, engine, wei
 @pytest.mark.parametrize(
     ("case", "model", "host", "engine", "cell"),
     [
-        # (656 + 132) x 61, 98304 = 48 x 2 x 4 x 128 x 2, (1152 + 132) x 78, (576 + 132) x 78: KV GiB / tokens of a log.
+        # KV GiB / tokens of a log, so what is allocated: (656 + 132) x 61, 48 x 2 x 4 x 128 x 2, (1152 + 132) x 78,
+        # (576 + 132) x 78.
         ("sglang#11309", "deepseek-v3.2", "8x B200", {"tp_size": 8, "attn_dp_size": 8}, 48071.7),
         ("sglang#17392", "qwen3-30b-a3b", "4x H200", {"tp_size": 4, "attn_dp_size": 4}, 98300.6),
         ("glm5.md", "glm-5-nvfp4", "8x RTX PRO 6000", {"tp_size": 8, "kv_cache_dtype": "bf16"}, 100164.5),
@@ -316,7 +359,52 @@ def test_weights_of_public_cases_within_3_percent(case, model, host, engine, wei
     ],
 )
 def test_kv_bytes_a_token_of_public_cases_within_half_a_percent(case, model, host, engine, cell):
-    assert plan(model, host, mem_fraction_static=0.8, **engine).kv_bytes_per_token == pytest.approx(cell, rel=0.005)
+    # The build of sglang#11309 is of October 2025, before TensorRT-LLM's layout became the default there.
+    release = "0.5.4.post3" if case == "sglang#11309" else RELEASE
+    found = plan(model, host, release, mem_fraction_static=0.8, **engine)
+    assert found.kv_bytes_per_token == pytest.approx(cell, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("release", "host", "engine", "sized", "held"),
+    [
+        # 61 layers of 512 + 64 numbers, and an index key of 128 bytes with one float32 scale.
+        ("0.5.11", "8x H200", {}, 2 * 576 + 132, 2 * 576 + 132),
+        # FlashMLA's FP8 layout: 512 + 4 scales of 4 bytes + 64 numbers of 2.
+        ("0.5.11", "8x H200", {"kv_cache_dtype": "fp8_e4m3"}, 576 + 132, 656 + 132),
+        ("0.5.23", "8x H200", {"kv_cache_dtype": "fp8_e4m3"}, 656 + 132, 656 + 132),
+        # sm_100 and sm_120: FP8 by themselves, in TensorRT-LLM's layout, unless another is asked for.
+        ("0.5.11", "8x B200", {}, 576 + 132, 576 + 132),
+        ("0.5.11", "8x RTX PRO 6000", {}, 576 + 132, 576 + 132),
+        ("0.5.11", "8x B200", {"nsa_prefill_backend": "flashmla_kv"}, 576 + 132, 656 + 132),
+        ("0.5.4.post3", "8x B200", {}, 576 + 132, 656 + 132),
+    ],
+)
+def test_sparse_attention_is_sized_by_one_cell_and_allocated_by_another(release, host, engine, sized, held):
+    cell = kv_cell(load_model("deepseek-v3.2"), Layout(tp=8), 0, engine, find_host(host), release)
+    assert (cell.sized, cell.held) == (61 * sized, 61 * held)
+
+
+def test_a_pool_beyond_its_budget_takes_the_room_of_the_graphs():
+    """DeepSeek V3.2 in FP8 on H200s: each token takes 80 x 61 bytes more than it is sized with."""
+    sized = 61 * (576 + 132)
+    found = plan("deepseek-v3.2", "8x H200", tp_size=8, kv_cache_dtype="fp8_e4m3", mem_fraction_static=0.85)
+    budget = found.pre_load_free_bytes * 0.85 - found.weights_bytes
+    assert found.token_capacity == pytest.approx(budget / sized, abs=1)
+    assert found.kv_pool_bytes == found.token_capacity * 61 * 788
+    assert found.kv_pool_bytes > budget
+    # One step beyond the largest fraction that starts there is no room for graphs.
+    engine = {"tp_size": 8, "kv_cache_dtype": "fp8_e4m3", "max_running_requests": 64}
+    most = plan("deepseek-v3.2", "8x H200", mem_fraction_static=0.85, **engine).max_fraction
+    assert plan("deepseek-v3.2", "8x H200", mem_fraction_static=most - 1e-6, **engine).failure is None
+    failure = plan("deepseek-v3.2", "8x H200", mem_fraction_static=most + 1e-4, **engine).failure
+    assert failure is not None and failure.stage == "graphs"
+
+
+def test_tokens_of_deepseek_v32_on_eight_b200():
+    """975,424 tokens under attention DP in October 2025 (sglang#11309); divided by 788 bytes they would be 868,567."""
+    found = plan("deepseek-v3.2", "8x B200", "0.5.4.post3", tp_size=8, dp_size=8, enable_dp_attention=True)
+    assert found.token_capacity == pytest.approx(975_424, rel=0.08)
 
 
 def test_tokens_of_deepseek_r1_on_eight_h200():
