@@ -32,6 +32,12 @@ GRAPH_BYTES_PER_LAYER = int(0.15 * MIB)
 # Triton keeps partial results of this many KV splits in float32 for each head and request.
 TRITON_KV_SPLITS = 8
 
+# Default of --mamba-full-memory-ratio: linear-attention states over KV cache.
+MAMBA_RATIO = 0.9
+# Requests that may run with speculation, where no number is set (0.5.11 server_args.py:3431-3564, 0.5.23
+# arg_groups/speculative_hook.py:442-1298).
+SPECULATIVE_RUNNING = 48
+
 # An activation of a prefill chunk lives in about this many copies of [tokens, width] at its peak.
 PREFILL_COPIES = 4
 
@@ -87,6 +93,38 @@ def draft_layers(engine: Mapping[str, Any], shape: ModelShape) -> int:
     """Draft layers that speculation loads from the model's own checkpoint; a separate draft is not counted."""
     speculates = str(engine.get("speculative_algorithm") or "").upper() in ("EAGLE", "NEXTN")
     return shape.mtp_layers if speculates and not engine.get("speculative_draft_model_path") else 0
+
+
+def separate_draft(engine: Mapping[str, Any], shape: ModelShape) -> bool:
+    """Whether speculation loads a draft whose size the model's config does not tell."""
+    algorithm = str(engine.get("speculative_algorithm") or "").upper()
+    return algorithm not in ("", "NGRAM") and not draft_layers(engine, shape)
+
+
+# Values of --quantization that read a checkpoint as it is stored.
+_AS_STORED = ("", "none", "unquant", "auto", "awq", "awq_marlin", "gptq", "gptq_marlin", "marlin", "moe_wna16")
+
+
+def lightened(engine: Mapping[str, Any], shape: ModelShape) -> tuple[str, ...]:
+    """What makes the weights on a GPU smaller than they are counted, a sentence each."""
+    found = []
+    asked = str(engine.get("quantization") or "").lower()
+    if asked not in _AS_STORED and not shape.quantization:
+        found.append(f"quantization {asked} makes the weights smaller while they load, and they are counted as stored.")
+    offloaded = float(engine.get("cpu_offload_gb") or 0)
+    if offloaded > 0:
+        found.append(f"cpu_offload_gb {offloaded:g} keeps weights in host memory, and they are counted on the GPU.")
+    if int(engine.get("offload_group_size") or -1) > 0:
+        found.append("offload_group_size keeps weights in host memory, and they are counted on the GPU.")
+    return tuple(found)
+
+
+def running_requests(engine: Mapping[str, Any]) -> int | None:
+    """--max-running-requests, or what speculation sets where it is not given; None if the pool's size decides."""
+    given = engine.get("max_running_requests")
+    if given is not None:
+        return int(given)
+    return SPECULATIVE_RUNNING if engine.get("speculative_algorithm") else None
 
 
 def build_options(engine: Mapping[str, Any], host: Host | None, shape: ModelShape) -> BuildOptions:
@@ -353,17 +391,34 @@ def kv_bytes_per_token(
     return kv_cell(shape, layout, stage, engine, host, release).held
 
 
-def linear_state_bytes(shape: ModelShape, layout: Layout, engine: Mapping[str, Any]) -> int:
-    """Recurrent states (bf16) of the requests that may run; 0 if no number of requests is set or no such layers."""
-    running = engine.get("max_running_requests")
-    if not shape.linear or running is None:
+def linear_states(shape: ModelShape, layout: Layout, engine: Mapping[str, Any], rest: float) -> int:
+    """Bytes that a hybrid model takes from `rest`, the room for states and cache, for recurrent states (bf16).
+
+    By the number of states where that is set, by that of requests only without a radix cache, otherwise
+    --mamba-full-memory-ratio is states over cache (0.5.11 model_executor/model_runner_kv_cache_mixin.py:96-126).
+    """
+    if not shape.linear:
+        return 0
+    pools = max(1, layout.attention_dp)
+    number = engine.get("max_mamba_cache_size")
+    if number is None and engine.get("disable_radix_cache"):
+        number = engine.get("max_running_requests")
+    each = linear_state_bytes(shape, layout)
+    if number is not None:
+        return int(number) // pools * each
+    ratio = float(engine.get("mamba_full_memory_ratio") or MAMBA_RATIO)
+    return int(max(0.0, rest) * ratio / (1 + ratio)) // each * each
+
+
+def linear_state_bytes(shape: ModelShape, layout: Layout) -> int:
+    """Recurrent state of one request; 0 without such layers."""
+    if not shape.linear:
         return 0
     heads = ceil_div(shape.linear.value_heads, layout.attention_tp)
     keys = ceil_div(shape.linear.key_heads, layout.attention_tp) * shape.linear.key_dim
     state = heads * shape.linear.key_dim * shape.linear.value_dim
     convolution = (2 * keys + heads * shape.linear.value_dim) * (shape.linear.convolution - 1)
-    layers = ceil_div(shape.linear.layers, layout.pp)
-    return int(running) // max(1, layout.attention_dp) * layers * (state + convolution) * 2
+    return ceil_div(shape.linear.layers, layout.pp) * (state + convolution) * 2
 
 
 def graph_bytes(

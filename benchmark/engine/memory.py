@@ -18,10 +18,13 @@ from .budget import (
     graph_bytes,
     graph_sizes,
     kv_cell,
-    linear_state_bytes,
+    lightened,
+    linear_states,
     pre_load_free_bytes,
     prefill_bytes,
+    running_requests,
     segment_bytes,
+    separate_draft,
     server_defaults,
 )
 from .hardware import GIB, MIB, Host
@@ -39,9 +42,8 @@ WORKSPACE_BYTES = int(0.2 * GIB)
 FLASHINFER_WORKSPACE_BYTES = int(0.75 * GIB)
 # A vision model keeps room for its embedding cache (SGLANG_VLM_CACHE_SIZE_MB=100; 1 GiB more with CUDA IPC).
 VISION_RESERVE_BYTES = 100 * MIB
-# Share of the free room that a hybrid model gives its linear-attention states if no number of requests is set:
-# --mamba-full-memory-ratio 0.9 is states over KV.
-MAMBA_RATIO = 0.9
+
+_DRAFT_UNCOUNTED = "The draft model is not counted: its weights and its cache take memory beside the model's."
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class MemoryPlan:
     """Tokens of one KV pool, as the engine prints it (one pool for each attention-DP rank)."""
     pools: int
     """Independent KV pools: attention DP x DP."""
+    state_bytes: int
+    """Recurrent states of a hybrid model."""
     request_table_bytes: int
     graph_bytes: int
     prefill_bytes: int
@@ -91,6 +95,10 @@ class MemoryPlan:
     margin_bytes: int
     """Room to the nearest failure of the start; negative if it fails."""
     failure: MemoryFailure | None
+    lightened: tuple[str, ...] = ()
+    """What makes weights smaller than they are counted."""
+    uncounted: tuple[str, ...] = ()
+    """What takes memory and is not counted."""
 
     @property
     def total_token_capacity(self) -> int:
@@ -144,12 +152,14 @@ def plan_memory(
     free = measured or int(pre_load_free_bytes(host, layout).expected)
     cells = [kv_cell(shape, layout, stage, engine, host, release) for stage in range(layout.pp)]
     fraction, is_default = _fraction(engine, shape, layout, host, release)
-    reserve, state = _reserve(shape, engine), linear_state_bytes(shape, layout, engine)
+    reserve = _reserve(shape, engine)
     # A draft that loads after the pool is sized takes from what lies outside the budget.
     late = () if drafts_counted(release) else _draft_bytes(shape, layout, options)
     drafts = late or (0,) * layout.pp
     sized = tuple(weights - draft for weights, draft in zip(held, drafts, strict=True))
-    tokens, worst = _capacity(shape, layout, engine, sized, [cell.sized for cell in cells], free, fraction, reserve)
+    tokens, worst, state = _capacity(
+        shape, layout, engine, sized, [cell.sized for cell in cells], free, fraction, reserve
+    )
     beside = _beside(shape, layout, engine, host, release, tokens, calibration.graph_scale if calibration else 1.0)
     weights, cell = held[worst], cells[worst].held
     # What the pool takes beyond its budget comes out of what lies outside it.
@@ -173,6 +183,7 @@ def plan_memory(
         kv_bytes_per_token=cell,
         token_capacity=tokens,
         pools=layout.attention_dp * layout.dp,
+        state_bytes=state,
         request_table_bytes=beside.table,
         graph_bytes=beside.graphs,
         prefill_bytes=prefill_bytes(shape, layout, beside.defaults.chunked_prefill_size, beside.context),
@@ -187,6 +198,8 @@ def plan_memory(
         max_fraction=fractions[1],
         margin_bytes=min(free - max(held), room, outside - beside.total),
         failure=failure,
+        lightened=lightened(engine, shape),
+        uncounted=(_DRAFT_UNCOUNTED,) if separate_draft(engine, shape) else (),
     )
 
 
@@ -279,29 +292,28 @@ def _capacity(
     free: int,
     fraction: float,
     reserve: int,
-) -> tuple[int, int]:
-    """(tokens, the stage that allows least): kv_cache_configurator.py:2990-3060."""
+) -> tuple[int, int, int]:
+    """(tokens, the stage that allows least, its recurrent states): kv_cache_configurator.py:2990-3060."""
     page = max(1, int(engine.get("page_size") or 1))
-    best: tuple[int, int] | None = None
+    best: tuple[int, int, int] | None = None
     for stage, (weight, cell) in enumerate(zip(weights, cells, strict=True)):
         rest = free - weight - free * (1 - fraction) - reserve
-        if shape.linear:
-            rest -= linear_state_bytes(shape, layout, engine) or rest * MAMBA_RATIO / (1 + MAMBA_RATIO)
-        tokens = max(0, int(rest)) // cell if cell else 0
+        state = linear_states(shape, layout, engine, rest)
+        tokens = max(0, int(rest - state)) // cell if cell else 0
         if best is None or tokens < best[0]:
-            best = (tokens, stage)
-    tokens, stage = best or (0, 0)
+            best = (tokens, stage, state)
+    tokens, stage, state = best or (0, 0, 0)
     limit = engine.get("max_total_tokens")
     tokens = min(tokens, int(limit)) if limit else tokens
-    return tokens // page * page, stage
+    return tokens // page * page, stage, state
 
 
 def _max_running(engine: Mapping[str, Any], layout: Layout, tokens: int, context: int) -> int:
     """Requests that may run at once, over all attention-DP ranks (kv_cache_configurator.py:3119-3180)."""
     pools = max(1, layout.attention_dp * layout.dp)
-    given = engine.get("max_running_requests")
+    given = running_requests(engine)
     if given is not None:
-        wanted = max(1, int(given) // max(1, layout.attention_dp))
+        wanted = max(1, given // max(1, layout.attention_dp))
     else:
         wanted = min(max(int(tokens / max(1, context) * 512), 2048), 4096)
     # Without a pool the engine never gets here; what was wanted then sizes the table and the graphs.

@@ -170,11 +170,17 @@ def judge(
     margin = CALIBRATED_DOUBTFUL_BYTES if calibrated else DOUBTFUL_BYTES
     failure = memory.failure
     if failure is not None:
+        if memory.lightened:
+            return "doubtful", f"It may start: {' '.join(memory.lightened)} So counted: {failure.sentence}"
         if memory.margin_bytes < -margin:
             return "rejected", failure.sentence
         short = -memory.margin_bytes / GIB
         return "doubtful", f"Probably will not start ({short:.1f} GiB short). {failure.sentence}"
-    doubts = [verdict.sentence for verdict in verdicts if verdict.severity == "doubt"]
+    doubts = [
+        *memory.uncounted,
+        *memory.lightened,
+        *(verdict.sentence for verdict in verdicts if verdict.severity == "doubt"),
+    ]
     used = f"Uses {layout.gpus} of {host.count * host.nodes} GPUs"
     held = f"{memory.weights_bytes / GIB:.1f} GiB of weights and {memory.kv_pool_bytes / GIB:.1f} GiB of KV cache each"
     if memory.margin_bytes < margin:
@@ -204,7 +210,7 @@ def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, running:
         swing = memory.weights_bytes / memory.kv_pool_bytes
         if swing >= 5:
             risks.append(f"1 % more weights take {swing:.0f} % of the KV cache")
-    reserve = max(memory.prefill_bytes, PREFILL_RESERVE * memory.chunked_prefill_size)
+    reserve = max(memory.prefill_bytes, PREFILL_RESERVE * memory.chunked_prefill_size * layout.attention_dp)
     if not memory.failure and memory.slack_bytes < reserve:
         risks.append("long prefills may run out of memory")
     if memory.graph_max_batch == 0:
@@ -216,7 +222,8 @@ def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, running:
 
 def _memory_dict(memory: MemoryPlan) -> dict[str, Any]:
     found = asdict(replace(memory, parts=dict(memory.parts)))
-    found["stages"] = list(memory.stages)
+    for key in ("stages", "lightened", "uncounted"):
+        found[key] = list(found[key])
     return found
 
 

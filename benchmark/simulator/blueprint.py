@@ -161,7 +161,7 @@ def build(arguments: ServerArguments, hardware_name: str, environment: Mapping[s
         graph_bytes=plan.graph_bytes,
         graph_batches=graph_batches(plan.graph_max_batch),
         request_table_bytes=plan.request_table_bytes,
-        workspace_bytes=memory.WORKSPACE_BYTES + budget.linear_state_bytes(shape, layout, engine),
+        workspace_bytes=memory.WORKSPACE_BYTES + plan.state_bytes,
         max_running_requests=plan.max_running_requests,
         chunked_prefill_size=plan.chunked_prefill_size,
         decode_seconds=lambda batch, context: step.decode_seconds(batch, context).expected,

@@ -292,6 +292,26 @@ def test_a_draft_adds_a_layer_and_its_cache():
     assert without.kv_pool_bytes - drafting.kv_pool_bytes == pytest.approx(draft, abs=2e5)
 
 
+@pytest.mark.parametrize(("algorithm", "running"), [("EAGLE", 48), ("NGRAM", 48), (None, 2048)])
+def test_speculation_lets_48_requests_run_where_no_number_is_set(algorithm, running):
+    found = plan("deepseek-v3", "8x H200", tp_size=8, mem_fraction_static=0.8, speculative_algorithm=algorithm)
+    assert found.max_running_requests == running
+
+
+def test_states_of_a_hybrid_model_are_sized_by_requests_only_without_a_radix_cache():
+    """Otherwise states take 0.9 parts of 1.9 of the room, whatever --max-running-requests says."""
+    flags = {"tp_size": 4, "mem_fraction_static": 0.8, "kv_cache_dtype": "fp8_e4m3", "max_running_requests": 128}
+    kept = plan("qwen3.5-397b-a17b-nvfp4", "4x RTX PRO 6000", **flags)
+    none = plan("qwen3.5-397b-a17b-nvfp4", "4x RTX PRO 6000", disable_radix_cache=True, **flags)
+    room = kept.kv_pool_bytes + kept.state_bytes
+    assert kept.state_bytes / room == pytest.approx(0.9 / 1.9, rel=0.001)
+    assert none.kv_pool_bytes + none.state_bytes == pytest.approx(room, rel=1e-6)
+    # 45 layers of 16 heads of 128 x 128 numbers, and 3 inputs of a convolution over 2 x 4 + 16 heads; bf16.
+    assert none.state_bytes == 128 * 45 * (16 * 128 * 128 + 3 * (2 * 4 + 16) * 128) * 2
+    quarter = plan("qwen3.5-397b-a17b-nvfp4", "4x RTX PRO 6000", mamba_full_memory_ratio=0.25, **flags)
+    assert quarter.state_bytes / room == pytest.approx(0.2, rel=0.01)  # whole states
+
+
 def test_a_draft_that_loads_after_the_pool_is_sized_takes_from_the_rest():
     """0.5.11: as many tokens as without one, and so much less stays free."""
     flags = {"tp_size": 8, "mem_fraction_static": 0.8, "max_running_requests": 48}
