@@ -164,7 +164,8 @@ def test_the_accuracy_report_meets_its_marks():
     weights = [abs(row["weights"]) for row in rows if "weights" in row]
     assert sum(error <= 0.03 for error in weights) >= 0.9 * len(weights)
     assert all(abs(row["kv_bytes"]) <= 0.005 for row in rows if "kv_bytes" in row)
-    assert not [row for row in accuracy.fit_rows(cases) if row["wrong"]]
+    assert all(abs(row["kv_tokens"]) <= 0.05 for row in rows if "kv_tokens" in row)
+    assert not [row for row in accuracy.fit_rows(cases) if row["wrong"] or row["silent"]]
     speeds = accuracy.speed_rows([r for r in sglang if r["kind"] == "ranking"])
     inside, width = accuracy.coverage(speeds)
     assert inside >= 0.8
@@ -235,9 +236,9 @@ def test_a_draft_of_its_own_is_doubtful_for_it_is_not_counted():
 
 
 def test_a_prefill_under_attention_dp_is_of_all_ranks():
-    """GLM-5.2-FP8 on eight H200s, attention DP 8: chunks of 32768 ended in out of memory, of 8192 not (gpustack)."""
+    """GLM-5.2-FP8 on eight H200s, attention DP 8: chunks of 16384 ended in out of memory, of 8192 not (gpustack)."""
     shape, host = load_model("glm-5.2-fp8"), find_host("8x H200")
     shared = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True, "mem_fraction_static": 0.85}
-    risks = {chunk: plan(shared | {"chunked_prefill_size": chunk}, shape, host)["risk"] for chunk in (8192, 32768)}
-    assert "long prefills may run out of memory" in risks[32768]
+    risks = {chunk: plan(shared | {"chunked_prefill_size": chunk}, shape, host)["risk"] for chunk in (8192, 16384)}
+    assert "long prefills may run out of memory" in risks[16384]
     assert "long prefills" not in risks[8192]
