@@ -161,6 +161,15 @@ def site(tmp_path, tools):
 
 
 @pytest.fixture(scope="session")
+def installed_tools(tmp_path_factory, tools) -> Path:
+    """The same, there already: two hosts of one machine must not install into one folder at a time."""
+    if not (tools / "venv/bin/shardsweep-host").exists():
+        done = Site(tmp_path_factory.mktemp("first"), tools, free_port()).play("playbooks/preflight.yml")
+        assert (tools / "venv/bin/shardsweep-host").exists(), said(done)
+    return tools
+
+
+@pytest.fixture(scope="session")
 def _shared_site(tmp_path_factory, tools):
     made = Site(tmp_path_factory.mktemp("served"), tools, free_port())
     yield made

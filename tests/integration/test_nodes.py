@@ -27,20 +27,13 @@ SPREAD = {
 }
 
 
-@pytest.fixture(scope="module")
-def more_tools(tmp_path_factory):
-    return tmp_path_factory.mktemp("tools2")
-
-
 @pytest.fixture
-def pair(site, more_tools):
+def pair(site, installed_tools):
     """`site` and a second host as a group of two nodes."""
     site.hosts["there"] = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "ansible_remote_tmp": str(site.folder / "tmp2"),
-        # Two hosts do not install into one folder at a time.
-        "sglang_tools_home": str(more_tools),
         "sglang_tools_state": str(site.folder / "state2"),
         "sglang_service_port": free_port(),
         "sglang_benchmark_fact_path": str(site.folder / "facts2.d"),

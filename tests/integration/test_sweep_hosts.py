@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def two(site):
+def two(site, installed_tools):
     """`site` with a second simulated host on this machine: its own state folder, facts and port."""
     site.hosts["there"] = {
         "ansible_connection": "local",
