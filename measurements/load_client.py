@@ -65,8 +65,9 @@ PRIORITY = "--no-priority" not in sys.argv
 
 def on_core(core: int, command: list[str]) -> list[str]:
     # As root with a real-time priority, so that what else runs on this machine does not disturb (nice would not do:
-    # autogroups). The same for every tool; --no-priority leaves it out.
-    first = ["chrt", "-f", "5"] if PRIORITY and os.geteuid() == 0 else []
+    # autogroups). Round robin: of a tool of several processes one may spin. The same for every tool; --no-priority
+    # leaves it out.
+    first = ["chrt", "-r", "5"] if PRIORITY and os.geteuid() == 0 else []
     return [*first, "taskset", "-c", str(core % (os.cpu_count() or 1)), *command]
 
 
@@ -262,6 +263,9 @@ def _guidellm_report(folder: Path) -> dict[str, float | None]:
     }
 
 
+PEER_SECONDS = 600.0
+"""A peer that takes longer for one run has hung."""
+
 PEERS = {
     "sglang": Peer(_sglang_command, _sglang_report),
     "aiperf": Peer(_aiperf_command, _aiperf_report, offline=False),
@@ -309,7 +313,13 @@ def run_peer(
         process = subprocess.Popen(
             on_core(1, command), stdout=out, stderr=out, start_new_session=True, env={**os.environ, **offline}
         )
-        samples = sampled(process)
+        try:
+            samples = sampled(process, time.monotonic() + PEER_SECONDS)
+        finally:
+            # A tool that is ended, or gives up, may leave its other processes behind.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if process.returncode:
         raise SystemExit(f"{name} ended with exit status {process.returncode}:\n{log.read_text()[-2000:]}")
     return {
@@ -337,13 +347,13 @@ def session_use(session: int) -> tuple[float, int]:
     return seconds, resident
 
 
-def sampled(process: subprocess.Popen) -> list[tuple[int, float, int]]:
-    """(monotonic nanoseconds, CPU seconds so far, bytes resident) of a process's session, until it ends.
+def sampled(process: subprocess.Popen, deadline: float = float("inf")) -> list[tuple[int, float, int]]:
+    """(monotonic nanoseconds, CPU seconds so far, bytes resident) of a process's session, until it or the time ends.
 
     CPU of processes that end without being waited for is kept: the total never falls.
     """
     samples: list[tuple[int, float, int]] = []
-    while process.poll() is None:
+    while process.poll() is None and time.monotonic() < deadline:
         seconds, resident = session_use(process.pid)
         samples.append((time.monotonic_ns(), max(seconds, samples[-1][1] if samples else 0.0), resident))
         time.sleep(0.2)
