@@ -199,7 +199,9 @@ def compare(
 def measure(
     url: Annotated[str, typer.Argument(help="A running server, such as http://127.0.0.1:30000.")],
     concurrencies: Annotated[str, typer.Option(help="The ladder.")] = "1,4,16,64",
-    workload: Annotated[str, typer.Option(help="A shipped workload.")] = "chat",
+    workload: Annotated[
+        str, typer.Option(help="A shipped workload, or the path of a .json file with the keys of one.")
+    ] = "chat",
     also: Annotated[
         list[str] | None, typer.Option(metavar="WORKLOAD@C", help="A point after the ladder; long_prompt@1 without.")
     ] = None,

@@ -2,27 +2,35 @@
 
     python measurements/load_client.py                      the default cells: 512 x 50, 512 x 100, 1024 x 50
     python measurements/load_client.py --cells 64x50 --runs 1
-    python measurements/load_client.py --peer sglang=/path/to/python
+    python measurements/load_client.py --peer sglang=/path/to/python --peer aiperf=/path/to/python
+
+Peers are those that are installed (sglang.bench_serving for this interpreter, aiperf and guidellm on the PATH) and
+those named by `--peer NAME=PYTHON`, the interpreter that has them; `--no-peers` leaves out what was not named.
 
 The server (benchmark/load/reference_server.py) runs on core 0, the client on core 1. For each cell it prints, in the
 median of the runs, reported against true TTFT, ITL and throughput, the share of the load that was really offered,
 CPU microseconds an event, peak memory and start-up. Truth is what the server sent, over the same window.
-Peers are measured over all of their run, since they have no window.
+Peers are measured over all of their run, since they have no window; their CPU and memory are those of all their
+processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import resource
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -172,44 +180,173 @@ PreTrainedTokenizerFast(tokenizer_object=made, unk_token="w0").save_pretrained(s
 """A tokenizer of 32,000 words, one token each: bench_serving will not start without one."""
 
 
-def run_sglang(python: str, server: Server, streams: int, tokens: int, requests: int, folder: Path) -> dict[str, Any]:
-    """One run of sglang.bench_serving from another interpreter, over the completions route."""
-    out = folder / "sglang.jsonl"
-    tokenizer = folder / "tokenizer"
-    subprocess.run([python, "-c", TOKENIZER, str(tokenizer)], check=True, capture_output=True)
-    command = [
-        python, "-m", "sglang.bench_serving", "--backend", "sglang-oai", "--base-url", server.url, "--model",
-        "reference", "--tokenizer", str(tokenizer), "--dataset-name", "random-ids", "--random-input-len", "64",
-        "--random-output-len", str(tokens),
-        "--random-range-ratio", "1.0", "--num-prompts", str(requests), "--max-concurrency", str(streams),
-        "--warmup-requests", "0", "--disable-tqdm", "--output-file", str(out), "--output-details",
+Command = Callable[[Path, str, Path, int, int, int], list[str]]
+"""(interpreter, address, folder with `tokenizer/`, streams, tokens of an answer, requests) -> command line."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another load generator: how it is run, and its report as seconds and tokens a second (None: it has no such)."""
+
+    command: Command
+    report: Callable[[Path], dict[str, float | None]]
+    """Reads the folder that the command wrote to."""
+    offline: bool = True
+    """Whether it starts with Hugging Face's libraries told to stay offline (aiperf does not)."""
+
+
+def _sglang_command(python: Path, url: str, folder: Path, streams: int, tokens: int, requests: int) -> list[str]:
+    return [
+        str(python), "-m", "sglang.bench_serving", "--backend", "sglang-oai", "--base-url", url, "--model", "reference",
+        "--tokenizer", str(folder / "tokenizer"), "--dataset-name", "random-ids", "--random-input-len", "64",
+        "--random-output-len", str(tokens), "--random-range-ratio", "1.0", "--num-prompts", str(requests),
+        "--max-concurrency", str(streams), "--warmup-requests", "0", "--disable-tqdm",
+        "--output-file", str(folder / "sglang.jsonl"), "--output-details",
     ]  # fmt: skip
-    cpu = sampled_cpu(subprocess.Popen(on_core(1, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-    found = json.loads(out.read_text().splitlines()[-1])
+
+
+def _sglang_report(folder: Path) -> dict[str, float | None]:
+    found = json.loads((folder / "sglang.jsonl").read_text().splitlines()[-1])
     return {
         "ttft_p50": found["median_ttft_ms"] / 1000,
         "ttft_p99": found["p99_ttft_ms"] / 1000,
         "itl_p50": found["median_itl_ms"] / 1000,
         "itl_p99": found["p99_itl_ms"] / 1000,
         "throughput": found["output_throughput"],
+    }
+
+
+def _aiperf_command(python: Path, url: str, folder: Path, streams: int, tokens: int, requests: int) -> list[str]:
+    return [
+        str(python.with_name("aiperf")), "profile", "-m", "reference", "--url", url, "--endpoint-type", "chat",
+        "--streaming", "--tokenizer", str(folder / "tokenizer"), "--concurrency", str(streams),
+        "--request-count", str(requests), "--isl", "64", "--osl", str(tokens), "--extra-inputs", "ignore_eos:true",
+        "--ui", "none", "--no-gpu-telemetry", "--no-server-metrics", "--artifact-dir", str(folder / "aiperf"),
+    ]  # fmt: skip
+
+
+def _aiperf_report(folder: Path) -> dict[str, float | None]:
+    """Its `inter_token_latency` is one mean a request; gaps between chunks are `inter_chunk_latency`."""
+    found = json.loads((folder / "aiperf" / "profile_export_aiperf.json").read_text())
+    gaps = found.get("inter_chunk_latency") or {}
+    return {
+        "ttft_p50": found["time_to_first_token"]["p50"] / 1000,
+        "ttft_p99": found["time_to_first_token"]["p99"] / 1000,
+        "itl_p50": gaps["p50"] / 1000 if "p50" in gaps else None,
+        "itl_p99": gaps["p99"] / 1000 if "p99" in gaps else None,
+        "throughput": found["output_token_throughput"]["avg"],
+    }
+
+
+def _guidellm_command(python: Path, url: str, folder: Path, streams: int, tokens: int, requests: int) -> list[str]:
+    return [
+        str(python.with_name("guidellm")), "run", "--backend",
+        f"kind=openai_http,target={url},model=reference,request_format=/v1/chat/completions",
+        "--profile", f"kind=concurrent,streams={streams}", "--constraint", f"kind=max_requests,count={requests}",
+        "--tokenizer", f"kind=hf_auto,model={folder / 'tokenizer'}",
+        "--data", f"kind=synthetic_text,prompt_tokens=64,output_tokens={tokens}",
+        "--output", f"kind=json,path={folder / 'guidellm.json'}", "--disable-progress",
+    ]  # fmt: skip
+
+
+def _guidellm_report(folder: Path) -> dict[str, float | None]:
+    """Its `inter_token_latency_ms` is one mean a request, so it has no ITL in the sense of this table."""
+    found = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
+    ttft = found["time_to_first_token_ms"]["successful"]["percentiles"]
+    return {
+        "ttft_p50": ttft["p50"] / 1000,
+        "ttft_p99": ttft["p99"] / 1000,
+        "itl_p50": None,
+        "itl_p99": None,
+        "throughput": found["output_tokens_per_second"]["successful"]["mean"],
+    }
+
+
+PEERS = {
+    "sglang": Peer(_sglang_command, _sglang_report),
+    "aiperf": Peer(_aiperf_command, _aiperf_report, offline=False),
+    "guidellm": Peer(_guidellm_command, _guidellm_report),
+}
+
+
+def installed() -> dict[str, Path]:
+    """Interpreters of the peers that this one has, or whose command is on the PATH."""
+    found = {}
+    if importlib.util.find_spec("sglang") is not None:
+        found["sglang"] = Path(sys.executable)
+    for name in ("aiperf", "guidellm"):
+        if (command := shutil.which(name)) is not None:
+            # pip and uv write the command beside its interpreter; a link to it lies elsewhere.
+            found[name] = Path(command).resolve().with_name("python")
+    return found
+
+
+def named_peer(text: str) -> tuple[str, Path]:
+    """NAME=PYTHON of `--peer`.
+
+    Raises:
+        ArgumentTypeError: no such peer, or no such interpreter.
+    """
+    name, _, python = text.partition("=")
+    if name not in PEERS:
+        raise argparse.ArgumentTypeError(f"there is no peer {name!r}; known are {', '.join(PEERS)}")
+    if shutil.which(python) is None:
+        raise argparse.ArgumentTypeError(f"{python or 'nothing'!r} cannot be run; give the interpreter that has {name}")
+    return name, Path(python)
+
+
+def run_peer(
+    name: str, python: Path, server: Server, streams: int, tokens: int, requests: int, folder: Path
+) -> dict[str, Any]:
+    """One run of another load generator from its own interpreter, on core 1."""
+    peer = PEERS[name]
+    subprocess.run([python, "-c", TOKENIZER, str(folder / "tokenizer")], check=True, capture_output=True)
+    command = peer.command(python, server.url, folder, streams, tokens, requests)
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if peer.offline else {}
+    log = folder / f"{name}.log"
+    with log.open("wb") as out:
+        # A session of its own, by which all its processes are known.
+        process = subprocess.Popen(
+            on_core(1, command), stdout=out, stderr=out, start_new_session=True, env={**os.environ, **offline}
+        )
+        samples = sampled(process)
+    if process.returncode:
+        raise SystemExit(f"{name} ended with exit status {process.returncode}:\n{log.read_text()[-2000:]}")
+    return {
+        **peer.report(folder),
         "window_ns": None,
-        "cpu_samples": cpu,
-        "rss_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+        "requests": requests,
+        "tokens": tokens,
+        "cpu_samples": [(at, cpu) for at, cpu, _ in samples],
+        "rss_mb": max(rss for _, _, rss in samples) / 1e6,
         "flags": [],
     }
 
 
-def sampled_cpu(process: subprocess.Popen) -> list[tuple[int, float]]:
-    """(monotonic nanoseconds, CPU seconds so far) of a process, ten times a second until it ends."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    samples = []
+def session_use(session: int) -> tuple[float, int]:
+    """(CPU seconds so far, bytes resident) of all processes of a session, with children that have ended."""
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    seconds, resident = 0.0, 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            # proc(5), from field 3 on: session is field 6, utime to cstime are 14 to 17, rss is 24.
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                seconds += sum(map(int, fields[11:15])) / ticks
+                resident += int(fields[21]) * page
+    return seconds, resident
+
+
+def sampled(process: subprocess.Popen) -> list[tuple[int, float, int]]:
+    """(monotonic nanoseconds, CPU seconds so far, bytes resident) of a process's session, until it ends.
+
+    CPU of processes that end without being waited for is kept: the total never falls.
+    """
+    samples: list[tuple[int, float, int]] = []
     while process.poll() is None:
-        with contextlib.suppress(OSError, IndexError):
-            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-            samples.append((time.monotonic_ns(), (int(fields[11]) + int(fields[12])) / ticks))
-        time.sleep(0.1)
-    if process.returncode:
-        raise SystemExit(f"{process.args} ended with exit status {process.returncode}.")
+        seconds, resident = session_use(process.pid)
+        samples.append((time.monotonic_ns(), max(seconds, samples[-1][1] if samples else 0.0), resident))
+        time.sleep(0.2)
     return samples
 
 
@@ -228,6 +365,7 @@ def compare(
             truth, streams, start, end, skip=int(len(truth["counts"]) and streams + got.get("asides", 2))
         )
     else:
+        truth = answered(truth, got["tokens"], got["requests"])
         start, end = int(truth["arrived_ns"].min()) - 1, int(truth["sends_ns"].max())
         true = true_figures(truth, streams, start, end, skip=0)
         times, cpu = zip(*got["cpu_samples"], strict=True)
@@ -235,7 +373,7 @@ def compare(
         got["cpu_us_per_event"] = 1e6 * float(used[1] - used[0]) / len(truth["sends_ns"])
     row: dict[str, Any] = {"tool": tool, "streams": streams, "rate": rate, "events_per_second": true["throughput"]}
     for name in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "throughput"):
-        row[name] = 100 * (got[name] / true[name] - 1)
+        row[name] = None if got[name] is None else 100 * (got[name] / true[name] - 1)
     row["offered"] = 100 * true["offered"]
     for name in ("cpu_us_per_event", "rss_mb", "flags"):
         row[name] = got[name]
@@ -243,6 +381,17 @@ def compare(
     row["server_late_us"] = report["tick_late_us_p99"]
     row["shifted"] = report["shifted"]
     return row
+
+
+def answered(truth: dict[str, np.ndarray], tokens: int, requests: int) -> dict[str, np.ndarray]:
+    """The truth of a peer's last `requests` answers of full length, without what it asked to see the server first."""
+    whole = np.flatnonzero(truth["counts"] == tokens)
+    kept = whole[np.argsort(truth["arrived_ns"][whole], kind="stable")][-requests:]
+    ends = np.cumsum(truth["counts"])
+    sends = [truth["sends_ns"][ends[i] - tokens : ends[i]] for i in kept]
+    if not sends:
+        raise SystemExit(f"The server sent no answer of {tokens} tokens to this peer.")
+    return {"arrived_ns": truth["arrived_ns"][kept], "counts": truth["counts"][kept], "sends_ns": np.concatenate(sends)}
 
 
 def median_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -259,7 +408,7 @@ def median_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def line(row: dict[str, Any]) -> str:
     cells = []
     for name, _title in COLUMNS:
-        value = row.get(name, "")
+        value = "-" if row.get(name, "") is None else row.get(name, "")
         text = (
             f"{value:.2f}" if isinstance(value, float) else " ".join(value) if isinstance(value, list) else str(value)
         )
@@ -277,7 +426,9 @@ def start_up_seconds() -> float:
     return best
 
 
-def measure_cell(tool: str, python: str | None, streams: int, rate: float, given: argparse.Namespace) -> dict[str, Any]:
+def measure_cell(
+    tool: str, python: Path | None, streams: int, rate: float, given: argparse.Namespace
+) -> dict[str, Any]:
     rows = []
     for _ in range(given.runs):
         with tempfile.TemporaryDirectory() as name:
@@ -288,7 +439,7 @@ def measure_cell(tool: str, python: str | None, streams: int, rate: float, given
                 if python is None:
                     got = run_ours(server, streams, given.tokens, given.seconds, given.route, folder)
                 else:
-                    got = run_sglang(python, server, streams, given.tokens, 2 * streams, folder)
+                    got = run_peer(tool, python, server, streams, given.tokens, 2 * streams, folder)
             finally:
                 report, truth = server.finish()
             rows.append(compare(tool, streams, rate, got, report, truth))
@@ -307,7 +458,15 @@ def main() -> None:
     parser.add_argument("--ttft", type=float, default=0.1)
     parser.add_argument("--spread", type=float, default=0.0)
     parser.add_argument("--route", default="completions")
-    parser.add_argument("--peer", action="append", default=[], metavar="sglang=PYTHON")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        type=named_peer,
+        metavar="NAME=PYTHON",
+        help=f"{', '.join(PEERS)}, and the interpreter that has it",
+    )
+    parser.add_argument("--no-peers", action="store_true", help="none but those named by --peer")
     parser.add_argument("--no-priority", action="store_true", help="no real-time priority, also as root")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -317,8 +476,8 @@ def main() -> None:
     if given.one:
         one(given.one, cells[0][0], given.tokens, given.seconds, given.route, given.out)
         return
-    tools: list[tuple[str, str | None]] = [("shardsweep", None)]
-    tools += [(name, python) for name, _, python in (peer.partition("=") for peer in given.peer)]
+    peers = ({} if given.no_peers else installed()) | dict(given.peer)
+    tools: list[tuple[str, Path | None]] = [("shardsweep", None), *peers.items()]
     sys.stdout.write(f"start-up: {start_up_seconds():.2f} s\n\n")
     sys.stdout.write("| " + " | ".join(title for _, title in COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|\n")
     rows = []

@@ -5,12 +5,14 @@
 Reads observations (third-party data) and prints one table for each question. A case is usable if its model's shape,
 its GPU and its widths are known; the others are counted with the reason. Two constants of the memory model (what
 communicators take on NVLink and on PCIe) were read off cases of this file; such cases are marked `fed` and left out of
-the summary of KV tokens. Nothing is fitted to throughput; ranges come from the assumptions. Beside them stand ranges
-stretched to hold the asked share of all other groups' rows (leave one group out).
+the summary of KV tokens. Rows marked `auto` are of the engine's own memory fraction. Nothing is fitted to throughput;
+ranges come from the assumptions. Beside them stand ranges stretched to hold the asked share of all other groups' rows
+(leave one group out).
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 import sys
 from collections import Counter
@@ -24,11 +26,12 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmark.engine.flags import release_at_least, releases
 from benchmark.engine.hardware import GIB, Host, UnknownHardware, find_host
 from benchmark.engine.layout import Layout
 from benchmark.engine.memory import MemoryPlan, plan_memory
 from benchmark.engine.models import ModelShape, UnknownModel, load_model
-from benchmark.engine.plan import judge
+from benchmark.engine.plan import judge, risk_of
 from benchmark.engine.ranges import Range
 from benchmark.engine.step import StepModel, predict_ladder, stalled
 
@@ -100,8 +103,19 @@ class Case:
     def layout(self) -> Layout:
         return Layout.from_engine(self.engine)
 
+    @property
+    def release(self) -> str:
+        """The release that sized the memory: the record's own where it tells one, the oldest known for older builds."""
+        told = str(self.record.get("engine_version") or "")
+        if told.startswith("2025"):
+            return releases()[0]
+        version = re.match(r"v?(\d+\.\d+\.\d+(?:\.post\d+)?)", told)
+        if not version:
+            return RELEASE
+        return version[1] if release_at_least(version[1], releases()[0]) else releases()[0]
+
     def memory(self) -> MemoryPlan:
-        return plan_memory(self.shape, self.layout, self.engine, self.host, RELEASE)
+        return plan_memory(self.shape, self.layout, self.engine, self.host, self.release)
 
 
 def read_cases(path: Path) -> list[dict[str, Any]]:
@@ -145,13 +159,14 @@ def memory_rows(cases: list[Case]) -> list[dict[str, Any]]:
     rows = []
     for case in cases:
         seen, plan = case.record["observed"], case.memory()
-        row: dict[str, Any] = {"id": case.id, "group": case.record["group"], "fed": case.id in FED}
+        marks = [mark for mark, is_so in (("fed", case.id in FED), ("auto", plan.fraction_is_default)) if is_so]
+        row: dict[str, Any] = {"id": case.id, "group": case.record["group"], "marks": marks}
         if _number(seen.get("weights_gib")) and case.id not in NOT_COMPARABLE:
             row["weights"] = plan.weights_bytes / GIB / seen["weights_gib"] - 1
         tokens, size = _number(seen.get("kv_tokens")), _number(seen.get("kv_gib"))
         if tokens and size:
             row["kv_bytes"] = _cell(case, plan, seen) / (size * GIB / tokens) - 1
-        if tokens and "mem_fraction_static" in case.engine and case.id not in NOT_COMPARABLE:
+        if tokens and case.id not in NOT_COMPARABLE:
             row["kv_tokens"] = plan.token_capacity / tokens - 1
         rows.append(row)
     return [row for row in rows if len(row) > 3]
@@ -168,18 +183,32 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
 
 
+def by_chunk(case: Case) -> list[Case]:
+    """A record of several chunks, some of which ended in out of memory while serving, as one case for each."""
+    seen = case.record["observed"]
+    found = []
+    for chunk, verdict in (seen.get("by_chunk") or {}).items():
+        one = seen | {"verdict": verdict, "stage": "prefill_runtime" if verdict == "oom" else None}
+        record = case.record | {"id": f"{case.id}-{chunk}", "observed": one}
+        found.append(replace(case, record=record, engine=case.engine | {"chunked_prefill_size": int(chunk)}))
+    return found or [case]
+
+
 def fit_rows(cases: list[Case]) -> list[dict[str, Any]]:
-    """Verdict against what happened. Died later (prefill) is not a start."""
+    """Verdict against what happened. Died later (of a prefill) started; there the plan should speak of prefills."""
     rows = []
-    for case in cases:
+    for case in (one for several in cases for one in by_chunk(several)):
         seen = str(case.record["observed"].get("verdict"))
         stage = str(case.record["observed"].get("stage") or "")
         if seen not in ("fits", "fits_but_tiny", "oom", "rejected_no_kv_room") or case.id in NOT_COMPARABLE:
             continue
         died = seen not in ("fits", "fits_but_tiny") and "runtime" not in stage
-        verdict, _ = judge(case.memory(), case.layout, case.host, [])
+        memory = case.memory()
+        verdict, sentence = judge(memory, case.layout, case.host, [])
         wrong = (verdict == "runs" and died) or (verdict == "rejected" and not died)
-        rows.append({"id": case.id, "seen": seen, "stage": stage, "verdict": verdict, "wrong": wrong})
+        said = f"{sentence} {risk_of(memory, case.layout, case.host, verdict, memory.max_running_requests)}"
+        silent = stage == "prefill_runtime" and "prefill" not in said
+        rows.append({"id": case.id, "seen": seen, "stage": stage, "verdict": verdict, "wrong": wrong, "silent": silent})
     return rows
 
 
@@ -359,9 +388,9 @@ def _memory_report(rows: list[dict[str, Any]]) -> list[str]:
             f"{row[key]:>{width}.2%}" if key in row else " " * width
             for key, width in (("weights", 10), ("kv_bytes", 12), ("kv_tokens", 11))
         )
-        lines.append(f"{row['id']:44}{cells}{'  fed' if row['fed'] else ''}")
+        lines.append(f"{row['id']:44}{cells}  {' '.join(row['marks'])}")
     for key, limit in (("weights", 0.03), ("kv_bytes", 0.005), ("kv_tokens", 0.1)):
-        kept = [abs(row[key]) for row in rows if key in row and not (key == "kv_tokens" and row["fed"])]
+        kept = [abs(row[key]) for row in rows if key in row and not (key == "kv_tokens" and "fed" in row["marks"])]
         if kept:
             within = sum(error <= limit for error in kept)
             lines.append(f"{key}: {within} of {len(kept)} within {limit:.1%}; median {statistics.median(kept):.2%}")
@@ -370,10 +399,17 @@ def _memory_report(rows: list[dict[str, Any]]) -> list[str]:
 
 def _fit_report(rows: list[dict[str, Any]]) -> list[str]:
     lines = ["Starts", f"{'case':44}{'seen':>22}{'planned':>12}"]
-    lines += [f"{r['id']:44}{r['seen']:>22}{r['verdict']:>12}{'  WRONG' if r['wrong'] else ''}" for r in rows]
+    lines += [f"{r['id']:44}{r['seen']:>22}{r['verdict']:>12}{_fit_mark(r)}" for r in rows]
     doubtful = sum(row["verdict"] == "doubtful" for row in rows)
     wrong = sum(row["wrong"] for row in rows)
-    return [*lines, f"{len(rows)} cases: {wrong} wrong, {doubtful} doubtful", ""]
+    late = sum(row["stage"] == "prefill_runtime" for row in rows)
+    warned = late - sum(row["silent"] for row in rows)
+    told = f"of {late} that died of a prefill {warned} were warned of"
+    return [*lines, f"{len(rows)} cases: {wrong} wrong, {doubtful} doubtful; {told}", ""]
+
+
+def _fit_mark(row: dict[str, Any]) -> str:
+    return "  WRONG" if row["wrong"] else "  not warned of" if row["silent"] else ""
 
 
 def _speed_report(rows: list[dict[str, Any]]) -> list[str]:

@@ -19,7 +19,7 @@ from ..load.measure import run
 from ..load.statistics import bootstrap_interval, t_interval
 from ..load.target import TargetError
 from ..load.url import measure_url
-from ..load.workload import WorkloadError, named
+from ..load.workload import WorkloadError, given
 from .record import Point
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
@@ -58,7 +58,7 @@ def measure_command(
     """
     view = _View(console)
     try:
-        work = named(workload)
+        work = given(workload)
         further = after_ladder(
             work,
             ladder,

@@ -144,7 +144,7 @@ def messages(
             layout = Layout.from_engine(engine, release)
         except ValueError:
             continue  # a rule says what is wrong with it
-        chunk = server_defaults(engine, layout, host).chunked_prefill_size
+        chunk = server_defaults(engine, layout, host, release).chunked_prefill_size
         tokens |= {chunk} if layout.whole and chunk > 0 else set()
         reduced = [call for call in collectives(shape, layout, engine, 1) if call.kind == "all_reduce"]
         groups |= {call.group for call in reduced if 1 < call.group <= host.count}

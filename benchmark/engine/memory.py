@@ -7,20 +7,24 @@ mem_cache/pool_configurator.py). Bytes are bytes of one GPU, of the pipeline sta
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .budget import (
     ServerDefaults,
     build_options,
     default_fraction,
+    drafts_counted,
     graph_bytes,
     graph_sizes,
-    kv_bytes_per_token,
-    linear_state_bytes,
+    kv_cell,
+    lightened,
+    linear_states,
     pre_load_free_bytes,
     prefill_bytes,
+    running_requests,
     segment_bytes,
+    separate_draft,
     server_defaults,
 )
 from .hardware import GIB, MIB, Host
@@ -38,9 +42,8 @@ WORKSPACE_BYTES = int(0.2 * GIB)
 FLASHINFER_WORKSPACE_BYTES = int(0.75 * GIB)
 # A vision model keeps room for its embedding cache (SGLANG_VLM_CACHE_SIZE_MB=100; 1 GiB more with CUDA IPC).
 VISION_RESERVE_BYTES = 100 * MIB
-# Share of the free room that a hybrid model gives its linear-attention states if no number of requests is set:
-# --mamba-full-memory-ratio 0.9 is states over KV.
-MAMBA_RATIO = 0.9
+
+_DRAFT_UNCOUNTED = "The draft model is not counted: its weights and its cache take memory beside the model's."
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class MemoryPlan:
     """Tokens of one KV pool, as the engine prints it (one pool for each attention-DP rank)."""
     pools: int
     """Independent KV pools: attention DP x DP."""
+    state_bytes: int
+    """Recurrent states of a hybrid model."""
     request_table_bytes: int
     graph_bytes: int
     prefill_bytes: int
@@ -90,6 +95,10 @@ class MemoryPlan:
     margin_bytes: int
     """Room to the nearest failure of the start; negative if it fails."""
     failure: MemoryFailure | None
+    lightened: tuple[str, ...] = ()
+    """What makes weights smaller than they are counted."""
+    uncounted: tuple[str, ...] = ()
+    """What takes memory and is not counted."""
 
     @property
     def total_token_capacity(self) -> int:
@@ -141,15 +150,25 @@ def plan_memory(
     held = tuple(stage_bytes(shape, layout, stage, options) + extra for stage in range(layout.pp))
     measured = calibration.pre_load_free_bytes.get(layout.gpus) if calibration else None
     free = measured or int(pre_load_free_bytes(host, layout).expected)
-    cells = [kv_bytes_per_token(shape, layout, stage, engine, host) for stage in range(layout.pp)]
+    cells = [kv_cell(shape, layout, stage, engine, host, release) for stage in range(layout.pp)]
     fraction, is_default = _fraction(engine, shape, layout, host, release)
-    reserve, state = _reserve(shape, engine), linear_state_bytes(shape, layout, engine)
-    tokens, worst = _capacity(shape, layout, engine, held, cells, free, fraction, reserve)
+    reserve = _reserve(shape, engine)
+    # A draft that loads after the pool is sized takes from what lies outside the budget.
+    late = () if drafts_counted(release) else _draft_bytes(shape, layout, options)
+    drafts = late or (0,) * layout.pp
+    sized = tuple(weights - draft for weights, draft in zip(held, drafts, strict=True))
+    tokens, worst, state = _capacity(
+        shape, layout, engine, sized, [cell.sized for cell in cells], free, fraction, reserve
+    )
     beside = _beside(shape, layout, engine, host, release, tokens, calibration.graph_scale if calibration else 1.0)
-    weights, cell = held[worst], cells[worst]
-    outside = int(free * (1 - fraction)) + reserve
-    room = int(free - weights - free * (1 - fraction) - reserve - state)
-    fractions = ((weights + reserve + state + cell) / free, 1 - (beside.total - reserve) / free)
+    weights, cell = held[worst], cells[worst].held
+    # What the pool takes beyond its budget comes out of what lies outside it.
+    over = tokens * (cell - cells[worst].sized) + drafts[worst]
+    outside = int(free * (1 - fraction)) + reserve - over
+    room = int(free - sized[worst] - free * (1 - fraction) - reserve - state)
+    least = sized[worst] + reserve + state
+    most = least + (free - weights - state - beside.total) * cells[worst].sized / cell
+    fractions = ((least + cells[worst].sized) / free, most / free)
     failure = (
         _weights_failure(shape, layout, options, host, free)
         or _kv_failure(layout, host, weights, free, fraction, room, cell, fractions)
@@ -164,6 +183,7 @@ def plan_memory(
         kv_bytes_per_token=cell,
         token_capacity=tokens,
         pools=layout.attention_dp * layout.dp,
+        state_bytes=state,
         request_table_bytes=beside.table,
         graph_bytes=beside.graphs,
         prefill_bytes=prefill_bytes(shape, layout, beside.defaults.chunked_prefill_size, beside.context),
@@ -178,6 +198,8 @@ def plan_memory(
         max_fraction=fractions[1],
         margin_bytes=min(free - max(held), room, outside - beside.total),
         failure=failure,
+        lightened=lightened(engine, shape),
+        uncounted=(_DRAFT_UNCOUNTED,) if separate_draft(engine, shape) else (),
     )
 
 
@@ -206,7 +228,7 @@ def _beside(
     tokens: int,
     graph_scale: float,
 ) -> _Beside:
-    defaults = server_defaults(engine, layout, host)
+    defaults = server_defaults(engine, layout, host, release)
     context = int(engine.get("context_length") or shape.max_positions)
     running = _max_running(engine, layout, tokens, context)
     # int32 [requests + 1, context + 4] (mem_cache/memory_pool.py:376).
@@ -218,6 +240,17 @@ def _beside(
 def stage_bytes(shape: ModelShape, layout: Layout, stage: int, options: BuildOptions) -> int:
     """Weights of one rank of a stage once loaded, as the allocator holds them."""
     return segment_bytes(a.bytes for a in tensors(shape, layout, stage, options) if not a.temporary)
+
+
+def _draft_bytes(shape: ModelShape, layout: Layout, options: BuildOptions) -> tuple[int, ...]:
+    """What the model's own draft adds to the weights of each stage; nothing without one."""
+    if not options.draft_layers:
+        return ()
+    without = replace(options, draft_layers=0)
+    return tuple(
+        stage_bytes(shape, layout, stage, options) - stage_bytes(shape, layout, stage, without)
+        for stage in range(layout.pp)
+    )
 
 
 def _parts(shape: ModelShape, layout: Layout, stage: int, options: BuildOptions, extra: int) -> dict[str, int]:
@@ -259,29 +292,28 @@ def _capacity(
     free: int,
     fraction: float,
     reserve: int,
-) -> tuple[int, int]:
-    """(tokens, the stage that allows least): kv_cache_configurator.py:2990-3060."""
+) -> tuple[int, int, int]:
+    """(tokens, the stage that allows least, its recurrent states): kv_cache_configurator.py:2990-3060."""
     page = max(1, int(engine.get("page_size") or 1))
-    best: tuple[int, int] | None = None
+    best: tuple[int, int, int] | None = None
     for stage, (weight, cell) in enumerate(zip(weights, cells, strict=True)):
         rest = free - weight - free * (1 - fraction) - reserve
-        if shape.linear:
-            rest -= linear_state_bytes(shape, layout, engine) or rest * MAMBA_RATIO / (1 + MAMBA_RATIO)
-        tokens = max(0, int(rest)) // cell if cell else 0
+        state = linear_states(shape, layout, engine, rest)
+        tokens = max(0, int(rest - state)) // cell if cell else 0
         if best is None or tokens < best[0]:
-            best = (tokens, stage)
-    tokens, stage = best or (0, 0)
+            best = (tokens, stage, state)
+    tokens, stage, state = best or (0, 0, 0)
     limit = engine.get("max_total_tokens")
     tokens = min(tokens, int(limit)) if limit else tokens
-    return tokens // page * page, stage
+    return tokens // page * page, stage, state
 
 
 def _max_running(engine: Mapping[str, Any], layout: Layout, tokens: int, context: int) -> int:
     """Requests that may run at once, over all attention-DP ranks (kv_cache_configurator.py:3119-3180)."""
     pools = max(1, layout.attention_dp * layout.dp)
-    given = engine.get("max_running_requests")
+    given = running_requests(engine)
     if given is not None:
-        wanted = max(1, int(given) // max(1, layout.attention_dp))
+        wanted = max(1, given // max(1, layout.attention_dp))
     else:
         wanted = min(max(int(tokens / max(1, context) * 512), 2048), 4096)
     # Without a pool the engine never gets here; what was wanted then sizes the table and the graphs.

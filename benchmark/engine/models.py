@@ -31,6 +31,8 @@ class Vision:
     """Patches that the projector joins into one token."""
     heads: int = 0
     """0 where the config does not tell."""
+    named_layers: int = 24
+    """What the engine finds under `num_hidden_layers` of its vision config; 24 where that has another name."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,22 @@ class ModelShape:
     def attention_layers(self) -> int:
         """Layers that keep a KV cache."""
         return self.layers - (self.linear.layers if self.linear else 0)
+
+    @property
+    def cache_quantization(self) -> str:
+        """The KV cache format that a ModelOpt checkpoint asks for: `FP8`, `NVFP4` or none.
+
+        SGLang 0.5.11 layers/quantization/modelopt_quant.py:446-462 and 1194-1233; other methods say nothing of it.
+        """
+        text = self.config.get("text_config") or {}
+        found = self.config.get("quantization_config") or text.get("quantization_config") or {}
+        if not found.get("quant_algo"):
+            return ""
+        scheme = found.get("kv_cache_scheme")
+        if isinstance(scheme, Mapping) and scheme.get("type") == "float":
+            return {8: "FP8", 4: "NVFP4"}.get(scheme.get("num_bits"), "")
+        named = str(scheme or found.get("kv_cache_quant_algo") or "").strip().upper()
+        return {"FLOAT8": "FP8", "FP4": "NVFP4", "FLOAT4": "NVFP4"}.get(named, named)
 
     @property
     def multimodal(self) -> bool:
@@ -244,7 +262,9 @@ def _vision(config: Mapping[str, Any]) -> Vision | None:
     hidden = int(vision.get("vt_hidden_size") or vision.get("hidden_size") or 0)
     intermediate = int(vision.get("vt_intermediate_size") or vision.get("intermediate_size") or 4 * hidden)
     heads = next((vision[k] for k in ("vt_num_attention_heads", "num_attention_heads", "num_heads") if k in vision), 0)
-    return Vision(int(first), hidden, intermediate, heads=int(heads)) if first and hidden else None
+    # The engine's class for Kimi's `vt_` names has the plain ones (configs/kimi_k25.py:45).
+    named = int(vision.get("vt_num_hidden_layers") or vision.get("num_hidden_layers") or 24)
+    return Vision(int(first), hidden, intermediate, heads=int(heads), named_layers=named) if first and hidden else None
 
 
 def _base(text: Mapping[str, Any], name: str, architecture: str, **more: Any) -> ModelShape:

@@ -24,8 +24,9 @@ DOUBTFUL_BYTES = 2 * GIB
 CALIBRATED_DOUBTFUL_BYTES = GIB // 2
 # Free memory below this for each token of a chunk is worth a warning. The engine's own default keeps 1.5 MiB a token
 # (memory_hook.py:281). With 0.7 MiB eight RTX PRO 6000 serve Kimi K2.6 (fraction 0.94, chunks of 8,092; rtx6kpro); with
-# 0.55 or less four died of a prefill (Qwen3.5-397B-A17B-NVFP4, fraction 0.8, chunks of 32,768; InferenceX).
-PREFILL_RESERVE = int(0.65 * MIB)
+# 0.56 or less four died of a prefill (Qwen3.5-397B-A17B-NVFP4, fraction 0.8, chunks of 32,768; InferenceX), with 0.67
+# eight H200 (GLM-5.2-FP8, attention DP 8, fraction 0.85, chunks of 16,384; gpustack).
+PREFILL_RESERVE = int(0.68 * MIB)
 
 
 def plan_configuration(
@@ -145,7 +146,7 @@ def _with_sizes(
         model = StepModel(shape, layout, engine, host, release, calibration)
         rungs = predict_ladder(model, memory, workload, ladder)
     reached = max((rung["reached"] for rung in rungs), default=0)
-    risk = _risk(memory, layout, host, verdict, reached or memory.max_running_requests)
+    risk = risk_of(memory, layout, host, verdict, reached or memory.max_running_requests)
     if engine.get("speculative_algorithm") and verdict != "rejected":
         risk = "speculation is not in the predicted speed" + ("" if risk == "low" else f"; {risk}")
     found |= {"verdict": verdict, "sentence": sentence, "risk": risk}
@@ -170,11 +171,17 @@ def judge(
     margin = CALIBRATED_DOUBTFUL_BYTES if calibrated else DOUBTFUL_BYTES
     failure = memory.failure
     if failure is not None:
+        if memory.lightened:
+            return "doubtful", f"It may start: {' '.join(memory.lightened)} So counted: {failure.sentence}"
         if memory.margin_bytes < -margin:
             return "rejected", failure.sentence
         short = -memory.margin_bytes / GIB
         return "doubtful", f"Probably will not start ({short:.1f} GiB short). {failure.sentence}"
-    doubts = [verdict.sentence for verdict in verdicts if verdict.severity == "doubt"]
+    doubts = [
+        *memory.uncounted,
+        *memory.lightened,
+        *(verdict.sentence for verdict in verdicts if verdict.severity == "doubt"),
+    ]
     used = f"Uses {layout.gpus} of {host.count * host.nodes} GPUs"
     held = f"{memory.weights_bytes / GIB:.1f} GiB of weights and {memory.kv_pool_bytes / GIB:.1f} GiB of KV cache each"
     if memory.margin_bytes < margin:
@@ -192,7 +199,7 @@ def judge(
     return ("doubtful" if doubts else "runs"), sentence
 
 
-def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, running: int) -> str:
+def risk_of(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, running: int) -> str:
     """What would most likely prove the plan wrong, or waste the host, with so many requests at once."""
     if verdict == "rejected":
         return "does not start"
@@ -204,7 +211,7 @@ def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, running:
         swing = memory.weights_bytes / memory.kv_pool_bytes
         if swing >= 5:
             risks.append(f"1 % more weights take {swing:.0f} % of the KV cache")
-    reserve = max(memory.prefill_bytes, PREFILL_RESERVE * memory.chunked_prefill_size)
+    reserve = max(memory.prefill_bytes, PREFILL_RESERVE * memory.chunked_prefill_size * layout.attention_dp)
     if not memory.failure and memory.slack_bytes < reserve:
         risks.append("long prefills may run out of memory")
     if memory.graph_max_batch == 0:
@@ -216,7 +223,8 @@ def _risk(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, running:
 
 def _memory_dict(memory: MemoryPlan) -> dict[str, Any]:
     found = asdict(replace(memory, parts=dict(memory.parts)))
-    found["stages"] = list(memory.stages)
+    for key in ("stages", "lightened", "uncounted"):
+        found[key] = list(found[key])
     return found
 
 

@@ -99,7 +99,9 @@ class StageWork:
     """Index keys of one token of context, which sparse attention reads for all of them."""
 
 
-def stage_work(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[str, Any], host: Host) -> StageWork:
+def stage_work(
+    shape: ModelShape, layout: Layout, stage: int, engine: Mapping[str, Any], host: Host, release: str
+) -> StageWork:
     """Sum up the tensors of one rank of a stage."""
     options = build_options(engine, host, shape)
     sizes = layout.stage_layers(shape.layers)
@@ -131,7 +133,7 @@ def stage_work(shape: ModelShape, layout: Layout, stage: int, engine: Mapping[st
         expert_bytes=experts // (moe * local) if moe else 0,
         matrix_flops=flops,
         head_flops=head,
-        cache_bytes=kv_bytes_per_token(shape, layout, stage, engine, host) - index,
+        cache_bytes=kv_bytes_per_token(shape, layout, stage, engine, host, release) - index,
         index_bytes=index,
     )
 

@@ -34,9 +34,9 @@ def share(
         nodes: nodes that a host is the first of, itself included; one that is not there has none but itself.
     """
     shares = {host: [baseline] if baseline in names else [] for host in hosts}
-    for name in names:
-        if name != baseline:
-            able = [host for host in hosts if (nodes or {}).get(host, 1) >= (needs or {}).get(name, 1)]
-            # What no host can run is told by one of them.
-            shares[min(able or hosts, key=lambda host: len(shares[host]))].append(name)
-    return shares
+    # What few can run goes first, so that they have no more of the rest than the others.
+    for name in sorted((name for name in names if name != baseline), key=lambda name: -(needs or {}).get(name, 1)):
+        able = [host for host in hosts if (nodes or {}).get(host, 1) >= (needs or {}).get(name, 1)]
+        # What no host can run is told by one of them.
+        shares[min(able or hosts, key=lambda host: len(shares[host]))].append(name)
+    return {host: sorted(mine, key=[baseline, *names].index) for host, mine in shares.items()}

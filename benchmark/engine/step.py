@@ -85,7 +85,8 @@ class StepModel:
     @cached_property
     def stages(self) -> tuple[StageWork, ...]:
         return tuple(
-            stage_work(self.shape, self.layout, number, self.engine, self.host) for number in range(self.layout.pp)
+            stage_work(self.shape, self.layout, number, self.engine, self.host, self.release)
+            for number in range(self.layout.pp)
         )
 
     @cached_property
@@ -93,7 +94,7 @@ class StepModel:
         """Largest batch of one rank that runs from a captured graph; 0 without graphs."""
         if graphs_disabled(self.engine):
             return 0
-        defaults = server_defaults(self.engine, self.layout, self.host)
+        defaults = server_defaults(self.engine, self.layout, self.host, self.release)
         return max(graph_sizes(self.engine, defaults, max(1, defaults.graph_max_batch)), default=0)
 
     def collectives(self, tokens: int) -> tuple[Collective, ...]:
@@ -130,7 +131,7 @@ class StepModel:
         unfit = unfit or (shape.multimodal and not release_at_least(self.release, "0.5.15"))
         if unfit and not engine.get("enforce_piecewise_cuda_graph"):
             wanted = False
-        chunk = server_defaults(engine, layout, self.host).chunked_prefill_size
+        chunk = server_defaults(engine, layout, self.host, self.release).chunked_prefill_size
         largest = int(engine.get("piecewise_cuda_graph_max_tokens") or 0)
         largest = largest or (MLA_PIECEWISE_TOKENS if shape.attention == "mla" else max(chunk, 0))
         return wanted and tokens <= largest

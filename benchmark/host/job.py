@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..campaign import record as rec
+from ..engine.layout import Layout
 from ..load import accuracy, cost, further
 from ..load import measure as load
 from ..load.observe.telemetry import Telemetry
@@ -50,40 +52,58 @@ async def _measure(settings: Settings, spec: dict[str, Any]) -> None:
         left_out = further.gap(further.Further(workload, concurrency, repeat), why, records.now())
         records.add_point(settings, spec["configuration"], spec["fingerprint"], left_out)
         return
-    costs = await _warm_up(settings, spec, target, workload)
+    record = records.opened(settings, spec["configuration"], spec["fingerprint"])
+    warmed = await _warm_up(settings, spec, target, workload)
+    costs = cost.from_warm_up(workload, warmed)
+    first = (
+        records.first_measured(settings, spec["configuration"], spec["fingerprint"], workload.name, concurrency)
+        if repeat > 1
+        else None
+    )
     result = await load.measure_point(
         target,
         workload,
         concurrency,
         repeat=repeat,
+        warmed_up=warmed["agreed"],
+        first=first,
         engine_log=manager_for(settings).log(engine_unit(spec["configuration"])),
-        telemetry=_telemetry(settings),
+        telemetry=_telemetry(settings, chosen_gpus(record)),
         on_progress=_Reporter(settings, costs.get(concurrency)).take,
     )
     raw = load.raw_name(result.point)
     result.write(Path(records.folder(settings, spec["configuration"], spec["fingerprint"])) / raw)
     point = records.with_raw(result.point, raw)
-    if repeat > 1:
-        point = records.held_against_first(settings, spec["configuration"], spec["fingerprint"], point)
     records.add_point(settings, spec["configuration"], spec["fingerprint"], point)
 
 
-def _telemetry(settings: Settings) -> Telemetry:
+def chosen_gpus(record: rec.Record) -> list[int] | None:
+    """NVML indices of the GPUs that the configuration takes on this host; None (all) where they are named by UUID."""
+    environment = {**record.configuration.environment, **record.fingerprint_of.get("environment", {})}
+    visible = [part.strip() for part in str(environment.get("CUDA_VISIBLE_DEVICES") or "").split(",") if part.strip()]
+    if not all(part.isdecimal() for part in visible):
+        return None
+    engine = record.configuration.engine
+    layout = Layout.from_engine(engine)
+    first, step = int(engine.get("base_gpu_id") or 0), int(engine.get("gpu_id_step") or 1)
+    places = range(first, first + step * (layout.gpus // layout.nnodes), step)
+    return [int(visible[place]) for place in places if place < len(visible)] if visible else list(places)
+
+
+def _telemetry(settings: Settings, gpus: list[int] | None) -> Telemetry:
     """The host's NVML; where the engine is simulated, that of its simulated GPUs, and the record says so."""
     if settings.engine == "simulated":
-        return Telemetry(environment={**settings.environment, "SHARDSWEEP_NVML": _SIMULATED_NVML})
-    return Telemetry()
+        return Telemetry(gpus, environment={**settings.environment, "SHARDSWEEP_NVML": _SIMULATED_NVML})
+    return Telemetry(gpus)
 
 
-async def _warm_up(
-    settings: Settings, spec: dict[str, Any], target: Target, workload: Workload
-) -> dict[int, cost.Cost]:
+async def _warm_up(settings: Settings, spec: dict[str, Any], target: Target, workload: Workload) -> dict[str, Any]:
     """Once an engine start and workload: later points find every shape compiled.
 
     The first warm-up of a start is followed by the fixed prompts, before any point's clock runs.
 
     Returns:
-        What each rung will cost, as far as the warm-up tells.
+        The workload's warm-up, as `WarmUp.to_mapping` has it.
     """
     start = running(settings).get(engine_unit(spec["configuration"]), {}).get("started_at")
     done = read_json(settings.state / _WARMED, {}, forms.Warmed)
@@ -93,7 +113,9 @@ async def _warm_up(
     asked = [workload.kind, workload.prompt_tokens, workload.output_tokens, sorted(set(rungs))]
     if workloads.get(name, {}).get("asked") != asked:
         jobs.report_progress(settings, {"phase": "warm-up", "concurrency": int(spec["concurrency"])})
-        found = (await warm_up(target, workload, rungs)).to_mapping()
+        record = records.opened(settings, spec["configuration"], spec["fingerprint"])
+        beside = [] if workloads else [Workload.from_mapping(point["workload"]) for point in record.after_ladder]
+        found = (await warm_up(target, workload, rungs, beside=beside)).to_mapping()
         noted: dict[str, Any] = {} if workloads else {"warm_up": found}
         if not workloads and spec.get("accuracy", True):
             jobs.report_progress(settings, {"phase": "fixed prompts", "concurrency": int(spec["concurrency"])})
@@ -101,7 +123,7 @@ async def _warm_up(
         records.note(settings, spec["configuration"], spec["fingerprint"], **noted)
         workloads = {**workloads, name: {**found, "asked": asked}}
         write_json(settings.state / _WARMED, {"started_at": start, "workloads": workloads})
-    return cost.from_warm_up(workload, workloads[name])
+    return workloads[name]
 
 
 class _Reporter:

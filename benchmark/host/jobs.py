@@ -89,7 +89,8 @@ def report(settings: Settings, job_id: str, phase: str, failure: str | None = No
 
 
 def report_progress(settings: Settings, progress: dict[str, Any]) -> None:
-    write_json(settings.state / _PROGRESS, progress)
+    """Of this moment only, so the disk is not waited for: the load generator would not read its answers meanwhile."""
+    write_json(settings.state / _PROGRESS, progress, lasting=False)
 
 
 def _mine(settings: Settings, spec: dict[str, Any]) -> bool:

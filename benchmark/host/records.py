@@ -18,7 +18,7 @@ from .. import __version__
 from ..campaign import record as rec
 from ..campaign.ladder import reason_to_leave
 from ..engine import configuration as conf
-from ..load.further import after_ladder, drifted
+from ..load.further import after_ladder
 from ..load.workload import Workload, WorkloadError, named
 from . import engine_http, gpus, promotion
 from .services import engine_unit
@@ -258,14 +258,11 @@ def add_point(settings: Settings, name: str, key: str, point: rec.Point) -> None
     _change(settings, name, key, points=[*others, point], outcome="measured", failure=None)
 
 
-def held_against_first(settings: Settings, name: str, key: str, again: rec.Point) -> rec.Point:
-    """A point measured again, with a warning if it is not what it was."""
-    record = opened(settings, name, key)
-    first = next(
-        (p for p in record.points if (p.workload, p.concurrency, p.repeat) == (again.workload, again.concurrency, 1)),
-        None,
-    )
-    return again if first is None else msgspec.structs.replace(again, flags=[*again.flags, *drifted(first, again)])
+def first_measured(settings: Settings, name: str, key: str, workload: str, concurrency: int) -> rec.Point | None:
+    """The point as it was measured first on this start."""
+    points = opened(settings, name, key).points
+    wanted = (workload, concurrency, 1)
+    return next((p for p in points if (p.workload, p.concurrency, p.repeat) == wanted), None)
 
 
 def note(settings: Settings, name: str, key: str, **fields: Any) -> None:

@@ -62,25 +62,30 @@ def read_settings(path: Path) -> Settings:
         raise HostError(f"{path} is not a settings file of these tools: {error}. Run sglang_tools again.") from error
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole or not at all: a reader never sees half of it, a crash leaves the old one."""
+def write_json(path: Path, value: Any, *, lasting: bool = True) -> None:
+    """Write a JSON file whole or not at all: a reader never sees half of it, a crash leaves the old one.
+
+    One that is not `lasting` is not waited for to reach the disk: it tells of a moment, and may be gone after a crash.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n", lasting=lasting)
 
 
-def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
+def write_bytes(path: Path, content: bytes, mode: int = 0o644, *, lasting: bool = True) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
-            os.fsync(stream.fileno())
+            if lasting:
+                os.fsync(stream.fileno())
         Path(name).chmod(mode)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    _flush_names(path.parent)
+    if lasting:
+        _flush_names(path.parent)
 
 
 def _flush_names(folder: Path) -> None:

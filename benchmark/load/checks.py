@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..campaign.record import Flag
-from .metrics import About, Figures
+from .metrics import About, Figures, tokens_per_event
 from .rows import RequestRow
 
 FAILED_SHARE = 0.01
@@ -20,19 +20,24 @@ REACHED_SHARE = 0.95
 CPU_SHARE = 0.95
 WAITING_SHARE = 0.05
 OFFERED_WARNING, OFFERED_INVALID = 0.99, 0.95
+LATE_WARNING, LATE_INVALID = 0.01, 0.10
 SHARED_WARNING, SHARED_INVALID = 0.01, 0.10
 COUNTER_SHARE = 0.01
 STEP_SHARE = 0.03
+ALONE_LINES_NEEDED = 3
 CHANGED_SHARE = 0.10
 FEW_TOKENS_A_SECOND = 10
+ONE_TOKEN = (0.8, 1.25)
+"""Tokens an event that pass for one. No text is tokenized again; its events stand for that."""
 CLOCK_STEP_SECONDS = 0.002
 
 
 def flags(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     """All flags of a point, in the order in which they are looked for."""
     checks = (
-        _failed, _no_usage, _short, _window, _half_width, _changing, _prompt_lengths, _cached, _peak, _counts,
-        _client, _clock, _reached, _counters, _restart, _compile, _front_end, _telemetry,
+        _failed, _warmed_up, _flushed, _drain_cut, _no_usage, _short, _window, _half_width, _changing,
+        _prompt_lengths, _cached, _peak, _counts, _events_and_tokens, _client, _clock, _reached, _counters, _restart,
+        _compile, _front_end, _telemetry,
     )  # fmt: skip
     return [flag for check in checks for flag in check(rows, about, found)]
 
@@ -56,6 +61,34 @@ def _failed(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     why = found.failed[0].error
     text = f"{len(found.failed)} of {total} requests failed ({_percent(share)}), the first one: {why}"
     return _flag("failed_requests", "invalid" if share > FAILED_SHARE else "warning", text)
+
+
+def _warmed_up(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    if about.server.get("warmed_up") is not False:
+        return []
+    text = "The last two passes of the warm-up did not agree: the engine may still have been compiling or settling."
+    return _flag("not_warm", "warning", text)
+
+
+def _flushed(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    flush = about.server.get("flush") or {}
+    if about.server.get("kind") != "sglang" or not flush or (flush["done"] and flush["seen"]):
+        return []
+    if flush["done"]:
+        return _flag(
+            "flush_not_seen", "note", f"The cache was flushed; whether it is empty is not known: {flush['detail']}."
+        )
+    return _flag("not_flushed", "warning", f"The prefix cache was not flushed before the point: {flush['detail']}.")
+
+
+def _drain_cut(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    if not found.cut:
+        return []
+    text = (
+        f"{found.cut} requests of the window had not ended when the load generator gave them up: their tokens are "
+        "missing, and the slowest answers from every latency. Offer less, or measure with a lower concurrency."
+    )
+    return _flag("drain_cut", "invalid", text)
 
 
 def _no_usage(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
@@ -151,6 +184,23 @@ def _counts(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     return _flag("interpolated", "note", text)
 
 
+def _events_and_tokens(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    """Text of a few events for many tokens, where neither speculation nor the server's settings account for it."""
+    ratio, server = tokens_per_event(found.done), about.server
+    if ratio is None or ONE_TOKEN[0] <= ratio <= ONE_TOKEN[1]:
+        return []
+    if ratio < ONE_TOKEN[0]:
+        text = f"The server told {ratio:.2f} tokens for each event that brought text: its usage is too low to be true."
+        return _flag("events_differ", "warning", text)
+    if server.get("speculative_algorithm") or (server.get("stream_interval") or 1) > 1:
+        return []
+    text = (
+        f"An event brought {ratio:.1f} tokens on average: a parser held text back, or the server speculates or streams "
+        "in intervals. Throughput is from usage and stands; ITL, and TTFT if the first text was held, are the stream's."
+    )
+    return _flag("events_differ", "note", text)
+
+
 def _client(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
     client = about.client
     cpu, offered = client.get("cpu_share") or 0.0, client.get("offered_share")
@@ -172,6 +222,15 @@ def _client(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
         )
         severe = shared > SHARED_INVALID
         return _flag("client_limit" if severe else "client_late", "invalid" if severe else "warning", text)
+    if found.late.size and found.ttft.size:
+        late, ttft = float(np.percentile(found.late, 99)), float(np.median(found.ttft))
+        if late > LATE_WARNING * ttft:
+            severe = late > LATE_INVALID * ttft
+            text = (
+                f"Requests left up to {late * 1000:.1f} ms after the time they were meant for (p99), which is "
+                f"{_percent(late / ttft)} of the median TTFT and inside it: the load generator was late."
+            )
+            return _flag("client_limit" if severe else "client_late", "invalid" if severe else "warning", text)
     if offered is not None and offered < OFFERED_WARNING:
         text = f"The load generator kept {_percent(offered)} of the requests in flight; it was late to send the next."
         return _flag("client_late", "warning", text)
@@ -242,23 +301,43 @@ def _compile(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]
 
 
 def _front_end(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:
+    for name, seen, step in (_while_decoding(about, found), _on_average(about, found)):
+        # Below the step is no contradiction: the log's throughput has pauses between requests in it.
+        if step and seen > step * (1 + STEP_SHARE):
+            text = (
+                f"HTTP front end or client limited: {name} is {seen * 1000:.2f} ms where the engine's log has decode "
+                f"steps of {step * 1000:.2f} ms, so the GPUs waited."
+            )
+            return _flag("front_end_limit", "warning", text)
+    return []
+
+
+_Compared = tuple[str, float, float | None]
+"""(what the client saw, its seconds, seconds of the engine's steps or None where the two cannot be compared)."""
+
+
+def _while_decoding(about: About, found: Figures) -> _Compared:
+    """Medians of both without any prefill in them: the gaps of most tokens, and log lines of decode steps alone."""
+    step = about.server.get("decode_alone_step_median_seconds")
+    enough = about.server.get("decode_alone_lines", 0) >= ALONE_LINES_NEEDED
+    # Where an event brings several tokens the median gap is not a step's.
+    each = all(row.count_source != "interpolated" and not row.token_counts for row in found.done)
+    if not (enough and each and found.itl.size):
+        return "median ITL", 0.0, None
+    return "median ITL", float(np.median(found.itl)), step
+
+
+def _on_average(about: About, found: Figures) -> _Compared:
+    """Means of both with the prefills in them, if the log's lines fell where as many ran as on average.
+
+    Where they fall behind a wave of ends, fewer run, and the quotient is shorter than a step.
+    """
     step = about.server.get("decode_step_mean_seconds")
-    if not step or not found.tpot.size:
-        return []
-    # A line's step is its running requests over its tokens a second. Where lines fall behind a wave of ends, fewer
-    # run than on average, and the quotient is shorter than a step.
     full = min(about.concurrency, about.server.get("max_running") or about.concurrency)
-    if about.server.get("log_running_mean", full) < (1 - STEP_SHARE) * full:
-        return []
-    seen = float(found.tpot.mean())
-    if seen <= step * (1 + STEP_SHARE):
-        # Below it is no contradiction: the log's throughput has pauses between requests in it.
-        return []
-    text = (
-        f"HTTP front end or client limited: TPOT is {seen * 1000:.2f} ms where the engine's log has decode steps of "
-        f"{step * 1000:.2f} ms, so the GPUs waited."
-    )
-    return _flag("front_end_limit", "warning", text)
+    stands = about.server.get("log_running_mean", full) >= (1 - STEP_SHARE) * full
+    if not (stands and found.tpot.size):
+        return "TPOT", 0.0, None
+    return "TPOT", float(found.tpot.mean()), step
 
 
 def _telemetry(rows: list[RequestRow], about: About, found: Figures) -> list[Flag]:

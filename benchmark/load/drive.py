@@ -90,6 +90,7 @@ class Limits:
     silence_seconds: float = 600.0
     """A request is given up when no byte has come for so long."""
     drain_seconds: float = 300.0
+    """Of an open loop, or of a point that has failed; a closed loop's window waits for all that ran in it."""
 
 
 @dataclass
@@ -302,11 +303,16 @@ class Driver(ABC):
     async def _wait(self) -> None:
         while not self._all_done.done():
             await asyncio.wait([self._all_done], timeout=0.25)
-            if self.stopping and self.active:
+            if self.stopping and self.active and not self.waits_for_all:
                 stopped = self.window.end_ns or self.sample_ns[-1]
                 if (time.monotonic_ns() - stopped) / 1e9 > self.limits.drain_seconds:
                     for exchange in list(self.active):
                         exchange.tag.connection.give_up(CANCELLED)
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether what still runs after the window may end, however long it takes: its tokens are the window's."""
+        return False
 
     @abstractmethod
     def close(self) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..campaign.record import Flag, Point
 from .workload import Workload, WorkloadError, named
+
+if TYPE_CHECKING:
+    # Of the host's verbs most need nothing of it, nor numpy.
+    from .metrics import First
 
 DRIFT_SHARE = 0.02
 """Two measurements of one point on one start agree within this (docs/measuring.md), or within their own half-widths."""
@@ -159,14 +163,14 @@ def gap(point: Further, why: str, started_at: str) -> Point:
     )
 
 
-def drifted(first: Point, again: Point) -> list[Flag]:
+def drifted(first: First | None, again: Point) -> list[Flag]:
     """A warning if the first rung, measured again at the end of a start, is not what it was.
 
     The two agree within 2 %, or within the half-widths of both where those are wider: a short window cannot tell more.
     """
-    rates = (first.output_tokens_per_second, again.output_tokens_per_second)
-    if not (first.valid and again.valid and all(rates)):
+    if first is None or not again.valid or not again.output_tokens_per_second:
         return []
+    rates = (first.output_tokens_per_second, again.output_tokens_per_second)
     change = rates[1] / rates[0] - 1
     widths = [point.output_tokens_per_second_half_width or 0.0 for point in (first, again)]
     if abs(change) <= max(DRIFT_SHARE, (widths[0] ** 2 + widths[1] ** 2) ** 0.5):

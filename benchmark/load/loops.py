@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 
 import numpy as np
 
 from .drive import Driver
+from .wire.address import WireError
 from .wire.connection import Connection
 from .wire.exchange import Exchange
 
 FAILURE_PAUSE_SECONDS = 0.1
 STRETCH = 1.25
 """A window may last so much longer than its cap, to end with a whole turnover."""
+
+
+SPARE_CONNECTIONS = 4
+"""At least so many open and idle ones are kept in an open loop: none is to be opened on a request's time."""
+SPARE_SECONDS = 0.1
+"""And as many as arrivals are expected in so long: more than a connection takes."""
+TIMER_SECONDS = 0.0015
+"""How late a timer of uvloop may be: they are of whole milliseconds, and so is its time."""
+EXACT_RATE = 100.0
+"""Requests a second up to which the last of the wait is spent awake; above it that would be much of a core."""
 
 
 class ClosedLoop(Driver):
@@ -100,6 +112,10 @@ class ClosedLoop(Driver):
             # Not one turnover in all that time; the window ends where it is.
             self.stop(now_ns, "time")
 
+    @property
+    def waits_for_all(self) -> bool:
+        return self.window.end_ns is not None and self.window.ended_by != "failures"
+
     def close(self) -> None:
         for connection in getattr(self, "connections", []):
             connection.close()
@@ -131,7 +147,10 @@ class OpenLoop(Driver):
 
     async def begin(self) -> None:
         work = self.workload
-        self.idle = [Connection(self.wire) for _ in range(max(4, self.concurrency))]
+        self._spare = max(SPARE_CONNECTIONS, math.ceil(SPARE_SECONDS * work.rate))
+        self._opening: set[asyncio.Task[None]] = set()
+        self._early = TIMER_SECONDS if work.rate <= EXACT_RATE else 0.0
+        self.idle = [Connection(self.wire) for _ in range(max(self._spare, self.concurrency))]
         for start in range(0, len(self.idle), 64):
             await asyncio.gather(*(connection.open() for connection in self.idle[start : start + 64]))
         self.connections = set(self.idle)
@@ -139,23 +158,26 @@ class OpenLoop(Driver):
             self.prepare()
         self._random = np.random.default_rng([work.seed, *self.source.point, 1 << 42])
         self._ramp_ns = round(1e9 * min(0.25 * work.window_seconds, max(2.0, 10 / work.rate)))
-        self._waiting: set[Exchange] = set()
         self.started_ns = time.monotonic_ns()
         self._due_ns = self.started_ns
         self._schedule()
 
     def _schedule(self) -> None:
         self._due_ns += round(1e9 * float(self._random.exponential(1 / self.workload.rate)))
-        delay = max(0.0, (self._due_ns - time.monotonic_ns()) / 1e9)
-        self._arrival = self.loop.call_later(delay, self._arrive)
+        self._wait_for_arrival((self._due_ns - time.monotonic_ns()) / 1e9)
+
+    def _wait_for_arrival(self, seconds: float) -> None:
+        if seconds > self._early:
+            self._arrival = self.loop.call_later(seconds - self._early, self._arrive)
+        else:
+            self._arrival = self.loop.call_soon(self._arrive)
 
     def _arrive(self) -> None:
         if self.stopping:
             return
         early = (self._due_ns - time.monotonic_ns()) / 1e9
         if early > 0:
-            # uvloop's timers are of whole milliseconds.
-            self._arrival = self.loop.call_later(early, self._arrive)
+            self._wait_for_arrival(early)
             return
         intended = self._due_ns
         while self.idle and not self.idle[-1].is_open:
@@ -164,7 +186,23 @@ class OpenLoop(Driver):
         self.connections.add(connection)
         self.send(connection, intended_ns=intended)
         self._schedule()
-        self.loop.call_soon(self.prepare)
+        self.loop.call_soon(self._refill)
+
+    def _refill(self) -> None:
+        """The next request made, and connections open for those that may come at once."""
+        self.prepare()
+        if len(self.idle) + len(self._opening) < self._spare and not self.stopping:
+            task = self.loop.create_task(self._open_spare())
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open_spare(self) -> None:
+        connection = Connection(self.wire)
+        self.connections.add(connection)
+        # A server that takes no more says so to the request that needs one.
+        with contextlib.suppress(WireError):
+            await connection.open()
+            self.idle.append(connection)
 
     def after(self, exchange: Exchange, at_ns: int) -> None:
         if exchange.tag.connection.is_open:
@@ -193,5 +231,7 @@ class OpenLoop(Driver):
     def close(self) -> None:
         if hasattr(self, "_arrival"):
             self._arrival.cancel()
+            for task in self._opening:
+                task.cancel()
         for connection in getattr(self, "connections", []):
             connection.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import gc
 import resource
@@ -23,7 +24,7 @@ import uvloop
 from ..campaign.record import Point
 from .drive import Driver, Limits, Marks, Progress
 from .loops import ClosedLoop, OpenLoop
-from .metrics import About
+from .metrics import About, first_of
 from .observe import counters
 from .observe.log import LogWindow
 from .observe.telemetry import Telemetry
@@ -72,6 +73,8 @@ async def measure_point(
     seed: int | None = None,
     tokenization: Tokenization | None = None,
     flush: bool = True,
+    warmed_up: bool | None = None,
+    first: Point | None = None,
     limits: Limits | None = None,
     engine_log: Path | None = None,
     telemetry: Telemetry | bool = True,
@@ -82,6 +85,8 @@ async def measure_point(
     Args:
         repeat: counts the measurements of the same point; each has prompts of its own.
         seed: in place of the workload's.
+        warmed_up: whether the passes of the warm-up agreed; None: not told.
+        first: the same point as it was measured at the beginning of the start, to be held against.
         engine_log: the file that the engine writes its log to; steps and compilations are read from it.
         telemetry: whether to read GPU power and clocks during the window (a process of its own), or what reads them.
 
@@ -98,8 +103,11 @@ async def measure_point(
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     _allow_files(concurrency)
     server: dict[str, Any] = {"kind": target.kind, "route": target.route, **target.info}
+    server["abilities"] = dataclasses.asdict(target.abilities)
     if flush:
         server["flush"] = (await flush_cache(target)).to_mapping()
+    if warmed_up is not None:
+        server["warmed_up"] = warmed_up
     before = await counters.read(target) if target.kind == "sglang" else {}
     observed = _Observed(target, engine_log, telemetry)
     driver = await _drive(
@@ -107,7 +115,7 @@ async def measure_point(
     )
     await wait_idle(target, 10)
     server.update(await _difference(target, before))
-    server.update(observed.server())
+    server.update(observed.server(concurrency))
     about = About(
         workload=workload.to_mapping(),
         concurrency=concurrency,
@@ -118,6 +126,7 @@ async def measure_point(
         server=server,
         telemetry=await observed.telemetry(driver),
         ended_by=driver.window.ended_by,
+        first=first_of(first) if first is not None else None,
     )
     zero = driver.started_ns
     if driver.window.end_ns is not None:
@@ -159,8 +168,13 @@ class _Observed:
         if self.log is not None:
             self.log.close()
 
-    def server(self) -> dict[str, Any]:
-        return {**self.poller.summary(), **(self.log.summary() if self.log is not None else {})}
+    def server(self, concurrency: int) -> dict[str, Any]:
+        """What the engine told; its log's lines are those of one data-parallel rank each."""
+        load = self.poller.summary()
+        if self.log is None:
+            return load
+        running = min(concurrency, load.get("max_running") or concurrency)
+        return {**load, **self.log.summary(running / (self.poller.target.info.get("dp_size") or 1))}
 
     async def telemetry(self, driver: Driver) -> dict[str, Any]:
         if self.gpus is None:
@@ -185,7 +199,7 @@ async def _drive(
     on_progress: Callable[[Progress], None] | None,
 ) -> Driver:
     wire = Wire.to(target.base_url)
-    source = PromptSource(workload, (concurrency, repeat), tokenization, _takes_ids(target))
+    source = PromptSource(workload, (concurrency, repeat), tokenization, _takes_ids(target), target.route)
     kind = ClosedLoop if workload.rate is None else OpenLoop
     driver = kind(
         wire, target, workload, source, concurrency, limits, Marks(observed.opened, observed.closed), on_progress
@@ -257,6 +271,7 @@ def _client(driver: Driver) -> dict[str, Any]:
         "token_events": token_events,
         "shared_events_share": shared / token_events if token_events else None,
         "reads": wire.reads,
+        "shared_reads": wire.shared_reads,
         "unstamped_reads": wire.unstamped_reads,
         "reconnects": wire.reconnects,
         "loop": type(driver.loop).__module__,

@@ -20,8 +20,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..campaign.record import Point
 from .rows import CANCELLED, RequestRow
 from .statistics import batch_edges, half_width
+
+
+class First(msgspec.Struct, frozen=True, kw_only=True):
+    """What a point was when it was measured first on a start."""
+
+    concurrency: int
+    output_tokens_per_second: float
+    output_tokens_per_second_half_width: float | None = None
+
+
+def first_of(point: Point) -> First | None:
+    """None if the point is invalid, or has no rate."""
+    if not point.valid or not point.output_tokens_per_second:
+        return None
+    return First(
+        concurrency=point.concurrency,
+        output_tokens_per_second=point.output_tokens_per_second,
+        output_tokens_per_second_half_width=point.output_tokens_per_second_half_width,
+    )
 
 
 class About(msgspec.Struct, kw_only=True):
@@ -39,6 +59,8 @@ class About(msgspec.Struct, kw_only=True):
     client: dict[str, Any] = {}
     server: dict[str, Any] = {}
     telemetry: dict[str, Any] = {}
+    first: First | None = None
+    """Of a point that is measured again at the end of a start."""
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> About:
@@ -63,9 +85,15 @@ class Figures:
     done: list[RequestRow]
     """Completed, at any time."""
     failed: list[RequestRow]
+    late: np.ndarray
+    """Open loop: seconds from the time at which each request was meant to leave until it left. Closed loop: empty."""
+    cut: int
+    """Requests that ran inside the window and were given up before they ended: their tokens are in no figure."""
     ttft: np.ndarray
     first_content: np.ndarray
     itl: np.ndarray
+    itl_requests: int
+    """Requests that those gaps are of."""
     tpot: np.ndarray
     e2e: np.ndarray
     window_tokens: float
@@ -93,10 +121,12 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
     """Everything that is derived from rows."""
     kept = [row for row in rows if row.error is None or CANCELLED not in row.error]
     done = [row for row in kept if row.ok]
+    given_up = [row for row in rows if row.error is not None and CANCELLED in row.error]
     steady = about.window_start_us is not None and about.window_end_us is not None
     window = (about.window_start_us, about.window_end_us) if steady else whole_us(kept)
     a, b = window
     open_loop = about.rate is not None
+    itl, itl_requests = _gaps(done, a, b)
     tokens, peak, width, halves = _throughput(done, a, b, 1 if open_loop else about.concurrency)
     counted = [row for row in done if not (row.first_wave and steady)]
     if open_loop:
@@ -105,14 +135,18 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
         begun = [row for row in counted if row.token_us and a < row.token_us[0] <= b]
         ended = [row for row in counted if a < row.done_us <= b]
     begun = [row for row in begun if row.token_us]
+    content = [row for row in begun if row.first_content_us is not None]
     return Figures(
         window=window,
         steady=steady,
         done=done,
         failed=[row for row in kept if not row.ok],
+        late=np.array([row.sent_us - row.intended_us for row in ended] if open_loop else []) / 1e6,
+        cut=sum(row.intended_us <= b for row in given_up) if steady else len(given_up),
         ttft=np.array([row.token_us[0] - row.intended_us for row in begun]) / 1e6,
-        first_content=np.array([_content_us(row) - row.intended_us for row in begun]) / 1e6,
-        itl=_gaps(done, a, b),
+        first_content=np.array([row.first_content_us - row.intended_us for row in content]) / 1e6,
+        itl=itl,
+        itl_requests=itl_requests,
         tpot=np.array([value for row in ended if (value := tpot_seconds(row)) is not None]),
         e2e=np.array([row.done_us - row.intended_us for row in ended]) / 1e6,
         window_tokens=tokens,
@@ -136,8 +170,10 @@ def tpot_seconds(row: RequestRow) -> float | None:
     return (row.token_us[-1] - row.token_us[0]) / 1e6 / tokens if tokens > 0 else None
 
 
-def _content_us(row: RequestRow) -> int:
-    return row.token_us[0] if row.first_content_us is None else row.first_content_us
+def tokens_per_event(done: list[RequestRow]) -> float | None:
+    """Output tokens over token events of the answers that had both; None if none had."""
+    known = [row for row in done if row.output_tokens and row.token_us]
+    return sum(row.output_tokens for row in known) / sum(len(row.token_us) for row in known) if known else None
 
 
 def whole_us(rows: list[RequestRow]) -> tuple[int, int]:
@@ -190,8 +226,11 @@ def _edge_us(row: RequestRow) -> int:
     return row.done_us + (max(0, times[-1] - times[-2]) // 2 if len(times) > 1 else 0)
 
 
-def _gaps(done: list[RequestRow], a: int, b: int) -> np.ndarray:
-    """Inter-token latencies in seconds. Where tokens per event are not known for sure, the gaps between events."""
+def _gaps(done: list[RequestRow], a: int, b: int) -> tuple[np.ndarray, int]:
+    """Inter-token latencies in seconds, and of how many requests they are.
+
+    Where tokens per event are not known for sure, the gaps between events.
+    """
     parts = []
     for row in done:
         times = row.times
@@ -205,10 +244,10 @@ def _gaps(done: list[RequestRow], a: int, b: int) -> np.ndarray:
             gaps = np.repeat(gaps / brought.astype(np.float32), brought)
         parts.append(gaps)
     if not parts:
-        return np.array([], dtype=np.float32)
+        return np.array([], dtype=np.float32), 0
     found = np.concatenate(parts)
     found /= 1e6
-    return found
+    return found, len(parts)
 
 
 def _good(ended: list[RequestRow], about: About) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import zlib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -57,13 +59,22 @@ class PromptSource:
         point: tuple[int, int],
         tokenization: Tokenization | None = None,
         as_ids: bool = True,
+        route: str | None = None,
     ) -> None:
-        """`point`: (concurrency, repeat), or any two numbers that tell this set of prompts from others."""
+        """Args:
+            point: (concurrency, repeat), or any two numbers that tell this set of prompts from others.
+            route: that a replayed file's lines must be fit for.
+
+        Raises:
+            WorkloadError: a line of the file cannot be sent, with its number.
+        """
         self.workload = workload
         self.point = point
         self.tokenization = tokenization or Tokenization()
         self.as_ids = as_ids
-        self._replay = _replay_lines(workload.file) if workload.file else []
+        # The name too: an open loop's prompts are not its closed loop's, nor one workload's the start of another's.
+        self._seed = [workload.seed, zlib.crc32(workload.name.encode()), *point]
+        self._replay = _replay_lines(workload.file, route) if workload.file else []
 
     def prompt(self, index: int, first_wave_of: int | None = None) -> Prompt:
         """Prompt number `index`; `first_wave_of`: the size of the first wave that it belongs to.
@@ -71,25 +82,32 @@ class PromptSource:
         Answers of the first wave are asked to have lengths spread evenly over 1..n in random order, so that a closed
         loop starts as it goes on: ends and starts of requests spread over time, not in lock-step.
         """
-        random = np.random.default_rng([self.workload.seed, *self.point, index])
+        random = np.random.default_rng([*self._seed, index])
         if self._replay:
-            return self._replayed(index)
+            line = self._replayed(index)
+            return dataclasses.replace(line, output_tokens=self._spread(line.output_tokens, index, first_wave_of))
         output = _length(random, self.workload.output_tokens, self.workload.length_range)
-        if first_wave_of:
-            output = max(1, round(output * (self._place(index, first_wave_of) + 0.5) / first_wave_of))
+        output = self._spread(output, index, first_wave_of)
         length = _length(random, self.workload.prompt_tokens, self.workload.length_range)
         return Prompt(self._content(random, length), length, output)
 
+    def longest(self) -> Prompt:
+        """The prompt and answer that are longest together (all are, but for those of a file)."""
+        return max(self._replay, key=_tokens) if self._replay else self.prompt(0)
+
+    def _spread(self, output: int, index: int, wave: int | None) -> int:
+        return max(1, round(output * (self._place(index, wave) + 0.5) / wave)) if wave else output
+
     def _place(self, index: int, wave: int) -> int:
         """Where request `index` of the first wave stands in a shuffled order."""
-        order = np.random.default_rng([self.workload.seed, *self.point, 1 << 40]).permutation(wave)
+        order = np.random.default_rng([*self._seed, 1 << 40]).permutation(wave)
         return int(order[index % wave])
 
     def _content(self, random: np.random.Generator, length: int) -> list[int] | str:
         shared = self.workload.shared_prefix_tokens
         if not shared:
             return self._fresh(random, length)
-        first = self._fresh(np.random.default_rng([self.workload.seed, *self.point, 1 << 41]), shared)
+        first = self._fresh(np.random.default_rng([*self._seed, 1 << 41]), shared)
         rest = self._fresh(random, max(1, length - shared))
         return first + rest if isinstance(first, list) else f"{first} {rest}"
 
@@ -113,8 +131,15 @@ class PromptSource:
         return found
 
     def _replayed(self, index: int) -> Prompt:
-        order = np.random.default_rng([self.workload.seed, *self.point]).permutation(len(self._replay))
+        order = np.random.default_rng(self._seed).permutation(len(self._replay))
         return self._replay[order[index % len(order)]]
+
+
+def _tokens(prompt: Prompt) -> float:
+    """Of prompt and answer; a text whose tokens a file does not tell is taken by its characters."""
+    content = prompt.content
+    text = content if isinstance(content, str) else "".join(str(part) for part in content)
+    return (prompt.prompt_tokens or len(text) / Tokenization.characters_per_token) + prompt.output_tokens
 
 
 def _length(random: np.random.Generator, longest: int, share: float) -> int:
@@ -156,7 +181,11 @@ def random_words(random: np.random.Generator, characters: int) -> str:
     return " ".join(picked)[:characters]
 
 
-def _replay_lines(file: str) -> list[Prompt]:
+_TAKES = {"generate": "`prompt` or `input_ids`", "completions": "`prompt` or `input_ids`",
+          "chat": "`messages` or `prompt`"}  # fmt: skip
+
+
+def _replay_lines(file: str, route: str | None = None) -> list[Prompt]:
     """Lines of {"prompt" | "messages" | "input_ids", "output_tokens" | "max_tokens", "prompt_tokens"?}.
 
     Raises:
@@ -176,6 +205,12 @@ def _replay_lines(file: str) -> list[Prompt]:
         if not content or not isinstance(output, int) or output < 1:
             raise WorkloadError(
                 f"{file}, line {number}: a line needs `prompt`, `messages` or `input_ids`, and `output_tokens`."
+            )
+        wrong = "input_ids" if route == "chat" else "messages"
+        if route is not None and content is item.get(wrong):
+            raise WorkloadError(
+                f"{file}, line {number}, has `{wrong}`, which the route {route} does not take; it takes "
+                f"{_TAKES[route]}. Choose another route, or write the file for this one."
             )
         asked = item.get("prompt_tokens") or (len(content) if item.get("input_ids") else 0)
         found.append(Prompt(content, int(asked), output))

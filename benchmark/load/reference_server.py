@@ -276,7 +276,8 @@ class ReferenceServer:
         stream.route = path
         stream.stream = asked.get("stream", False)
         sampling = asked.get("sampling_params") or {}
-        stream.tokens = int(asked.get("max_tokens") or sampling.get("max_new_tokens") or 16)
+        length = asked.get("max_tokens") or asked.get("max_completion_tokens") or sampling.get("max_new_tokens") or 16
+        stream.tokens = int(length)
         stream.options = asked.get("stream_options") or {}
         stream.prompt = prompt_tokens(asked)
         spread = round(self.schedule.spread_seconds * 1e9)

@@ -10,7 +10,8 @@ import numpy as np
 from ..campaign.record import Distribution
 
 REQUESTS_FOR_P99 = 1000
-"""A 99th percentile of fewer samples rests on fewer than ten of them, so none is given."""
+"""A 99th percentile of fewer requests rests on fewer than ten of them, so none is given. The gaps of one request are
+no samples of their own: a pause is in all streams at once, or in most gaps of one."""
 
 # Two-sided 95 % points of Student's t, by degrees of freedom (Abramowitz and Stegun, table 26.10).
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -18,8 +19,11 @@ _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
         2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
 
 
-def distribution(values: Sequence[float] | np.ndarray) -> Distribution | None:
-    """A sample in numbers; None if it is empty. Percentiles are of type 7; p99 needs REQUESTS_FOR_P99 values."""
+def distribution(values: Sequence[float] | np.ndarray, requests: int | None = None) -> Distribution | None:
+    """A sample in numbers; None if it is empty. Percentiles are of type 7; p99 needs REQUESTS_FOR_P99 requests.
+
+    `requests`: that the values are of; None: one value each.
+    """
     array = np.asarray(values)
     array = array if array.dtype.kind == "f" else array.astype(float)
     if not array.size:
@@ -31,7 +35,7 @@ def distribution(values: Sequence[float] | np.ndarray) -> Distribution | None:
         p50=p50,
         p90=p90,
         p95=p95,
-        p99=p99 if array.size >= REQUESTS_FOR_P99 else None,
+        p99=p99 if (array.size if requests is None else requests) >= REQUESTS_FOR_P99 else None,
         min=float(array.min()),
         max=float(array.max()),
     )

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..campaign.record import Flag, Point
 from .checks import flags
-from .metrics import About, Figures, figures, whole_us
+from .further import drifted
+from .metrics import About, Figures, figures, tokens_per_event, whole_us
 from .rows import RequestRow, read_all
 from .statistics import distribution
 
@@ -19,7 +20,8 @@ from .statistics import distribution
 def summarise(rows: list[RequestRow], about: About) -> Point:
     """The point: figures and flags."""
     found = figures(rows, about)
-    return _point(rows, about, found, flags(rows, about, found))
+    point = _point(rows, about, found, flags(rows, about, found))
+    return msgspec.structs.replace(point, flags=[*point.flags, *drifted(about.first, point)])
 
 
 def _point(rows: list[RequestRow], about: About, found: Figures, noticed: list[Flag]) -> Point:
@@ -29,7 +31,10 @@ def _point(rows: list[RequestRow], about: About, found: Figures, noticed: list[F
     span = whole_us(rows)
     differs = not np.array_equal(found.first_content, found.ttft)
     client = dict(about.client)
+    client["tokens_per_event"] = tokens_per_event(found.done)
     client["window_ended_by"] = about.ended_by
+    if found.late.size:
+        client["send_late_p99_seconds"] = float(np.percentile(found.late, 99))
     client["peak_output_tokens_per_second"] = found.peak_tokens_per_second
 
     def per_second(count: float | None) -> float | None:
@@ -52,7 +57,7 @@ def _point(rows: list[RequestRow], about: About, found: Figures, noticed: list[F
         requests_per_second=per_second(found.requests_in_window),
         output_tokens_per_second_per_user=1 / tpot.p50 if tpot is not None and tpot.p50 > 0 else None,
         ttft_seconds=distribution(found.ttft),
-        itl_seconds=distribution(found.itl),
+        itl_seconds=distribution(found.itl, found.itl_requests),
         tpot_seconds=tpot,
         e2e_seconds=distribution(found.e2e),
         first_content_seconds=distribution(found.first_content) if differs else None,

@@ -19,7 +19,7 @@ from ..campaign import record as rec
 from . import accuracy
 from .cost import Cost, from_warm_up
 from .drive import Limits, Progress
-from .further import Further, drifted, gap, too_long
+from .further import Further, gap, too_long
 from .measure import PointResult, measure_point, raw_name
 from .prompts import Tokenization
 from .target import Target, detect
@@ -76,7 +76,8 @@ async def measure_url(
             point = gap(asked, why, _now())
         else:
             if asked.twin not in warmed:
-                warm = await warm_up(target, asked.workload, asked.ladder)
+                others = () if warmed else [point.workload for point in points]
+                warm = await warm_up(target, asked.workload, asked.ladder, beside=others)
                 if on_warm_up is not None:
                     on_warm_up(warm)
                 warmed[asked.twin] = (await tokenization_of(target, asked.workload), warm.to_mapping())
@@ -93,14 +94,14 @@ async def measure_url(
                 asked.concurrency,
                 repeat=asked.repeat,
                 tokenization=tokenization,
+                warmed_up=passes["agreed"],
+                first=record.points[0] if first and asked.repeat > repeats else None,
                 engine_log=engine_log,
                 telemetry=telemetry,
                 limits=limits,
                 on_progress=on_progress,
             )
             point = _kept(got, folder)
-        if first and asked.repeat > repeats:
-            point = msgspec.structs.replace(point, flags=[*point.flags, *drifted(record.points[0], point)])
         record = msgspec.structs.replace(record, points=[*record.points, point], updated_at=_now())
         _write(folder, record)
         if on_point is not None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .drive import Limits
+from .further import too_long
 from .loops import Burst
 from .prompts import HIGHEST_ID, LOWEST_ID, PromptSource, Tokenization, corpus, prose_text, random_words
 from .target import Target, TargetError, call, call_json, detect, try_once, wait_idle
@@ -86,6 +87,8 @@ class WarmUp:
     probe: Probe | None = None
     bursts: list[list[BurstTimes]] = field(default_factory=list)
     """Of each pass, rung by rung."""
+    longest: dict[str, Any] | None = None
+    """The probe of a longer workload that the start is to serve as well, or its error."""
 
     def to_mapping(self) -> dict[str, Any]:
         """As it stands in a record."""
@@ -94,6 +97,7 @@ class WarmUp:
             "agreed": self.agreed,
             "requests": self.requests,
             "probe": self.probe.to_mapping() if self.probe is not None else None,
+            "longest": self.longest,
             "last_pass": [dataclasses.asdict(burst) for burst in self.bursts[-1]] if self.bursts else [],
         }
 
@@ -186,7 +190,7 @@ async def probe(target: Target, workload: Workload, tokenization: Tokenization |
     if tokenization is None:
         tokenization = await tokenization_of(target, longest)
     as_ids = target.route != "chat" and target.abilities.token_ids
-    prompt = PromptSource(longest, (0, 0), tokenization, as_ids).prompt(0)
+    prompt = PromptSource(longest, (0, 0), tokenization, as_ids, target.route).longest()
     exchange = await try_once(target, prompt.content, prompt.output_tokens, seconds=900)
     if (why := exchange.failure()) is not None:
         raise TargetError(
@@ -212,6 +216,7 @@ async def warm_up(
     workload: Workload,
     ladder: Sequence[int] = (1,),
     *,
+    beside: Sequence[Workload] = (),
     max_passes: int = 5,
     seconds: float = 300.0,
     on_pass: Callable[[int, float], None] | None = None,
@@ -220,11 +225,17 @@ async def warm_up(
 
     A pass sends, for each concurrency, that many requests with the workload's prompts and short answers at once.
 
+    Args:
+        beside: other workloads of the start; the longest of them that fits is probed first of all, so that an engine
+            that it kills dies before the ladder and not after.
+        seconds: after so long no further pass is begun; two are always made, whole.
+
     Raises:
         TargetError: a request of the probe failed.
     """
     target = await detect(target)
     tokenization = await tokenization_of(target, workload)
+    longest = await _probe_longest(target, workload, beside)
     first = await probe(target, workload, tokenization)
     short = dataclasses.replace(workload, output_tokens=min(workload.output_tokens, WARM_UP_TOKENS), rate=None)
     passes: list[float] = []
@@ -238,15 +249,26 @@ async def warm_up(
             times, sent = await _burst(target, short, concurrency, number, tokenization)
             requests += sent
             bursts[-1].append(times)
-            if time.monotonic() > deadline:
-                break
         passes.append(time.monotonic() - start)
         if on_pass is not None:
             on_pass(number + 1, passes[-1])
         agreed = len(passes) > 1 and agree(bursts[-2], bursts[-1])
-        if agreed or time.monotonic() > deadline:
+        if agreed or (len(passes) > 1 and time.monotonic() > deadline):
             break
-    return WarmUp(passes=passes, agreed=agreed, requests=requests, probe=first, bursts=bursts)
+    return WarmUp(passes=passes, agreed=agreed, requests=requests, probe=first, bursts=bursts, longest=longest)
+
+
+async def _probe_longest(target: Target, workload: Workload, beside: Sequence[Workload]) -> dict[str, Any] | None:
+    """Probe what is longer than the workload itself, if anything is. A refusal is told; the ladder needs it not."""
+    fitting = [work for work in beside if too_long(work, target.info) is None]
+    longest = max(fitting, key=lambda work: work.longest_tokens, default=workload)
+    if longest.longest_tokens <= workload.longest_tokens:
+        return None
+    try:
+        found = (await probe(target, longest)).to_mapping()
+    except TargetError as error:
+        found = {"error": str(error)}
+    return {"workload": longest.name, **found}
 
 
 def agree(before: Sequence[BurstTimes], after: Sequence[BurstTimes]) -> bool:
@@ -265,7 +287,7 @@ async def _burst(
     target: Target, workload: Workload, concurrency: int, number: int, tokenization: Tokenization
 ) -> tuple[BurstTimes, int]:
     as_ids = target.route != "chat" and target.abilities.token_ids
-    source = PromptSource(workload, (concurrency, 1_000_000 + number), tokenization, as_ids)
+    source = PromptSource(workload, (concurrency, 1_000_000 + number), tokenization, as_ids, target.route)
     driver = Burst(Wire.to(target.base_url), target, workload, source, concurrency, Limits(ramp_seconds=300))
     await driver.run()
     times = [exchange.answer.times for exchange in driver.finished if exchange.answer.times]

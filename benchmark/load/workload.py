@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ class Workload:
         kind: `random_ids` (ids drawn at random, exact lengths, unlike text for an expert router), `text` (English
             prose), `shared_prefix` (text with `shared_prefix_tokens` in common), `replay` (`file`: JSON lines).
         length_range: lengths are uniform on [range x n, n]; 1.0 gives exactly n.
-        seed: of prompts and lengths; a point's repeat number and concurrency are mixed in.
+        seed: of prompts and lengths; the name, and a point's concurrency and repeat number, are mixed in.
         requests: at most so many requests inside the window of a point; None leaves it to the time.
         window_seconds: how long the window of a point may last at most.
         minimum_window_seconds, minimum_requests: the window lasts at least so long and holds so many finished
@@ -45,7 +46,7 @@ class Workload:
     file: str | None = None
     requests: int | None = None
     window_seconds: float = 120.0
-    minimum_window_seconds: float = 20.0
+    minimum_window_seconds: float = 30.0
     minimum_requests: int = 16
     half_width: float = 0.01
     ramp_turnover: float = 0.5
@@ -180,6 +181,27 @@ NAMED: dict[str, Workload] = {
         ),
     )
 }
+
+
+def given(text: str) -> Workload:
+    """A shipped workload by its name, or one of a JSON file by its path; a replayed file is looked for beside it.
+
+    Raises:
+        WorkloadError: there is none of that name, no such file, or it holds no workload.
+    """
+    path = Path(text)
+    if path.suffix != ".json":
+        return named(text)
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{text} cannot be read as a workload: {error}") from error
+    if not isinstance(values, dict):
+        raise WorkloadError(f"{text} holds no workload: a mapping of its keys is needed.")
+    values = {"name": path.stem, **values}
+    if isinstance(values.get("file"), str):
+        values["file"] = str(path.parent / values["file"])
+    return Workload.from_mapping(values)
 
 
 def named(name: str) -> Workload:

@@ -153,14 +153,15 @@ def build(arguments: ServerArguments, hardware_name: str, environment: Mapping[s
         stage_weights=plan.stages,
         mem_fraction=plan.mem_fraction_static,
         stage_kv_bytes_per_token=tuple(
-            budget.kv_bytes_per_token(shape, layout, stage, engine, host) for stage in range(layout.pp)
+            budget.kv_bytes_per_token(shape, layout, stage, engine, host, arguments.release)
+            for stage in range(layout.pp)
         ),
         token_capacity=plan.token_capacity,
         pools=plan.pools,
         graph_bytes=plan.graph_bytes,
         graph_batches=graph_batches(plan.graph_max_batch),
         request_table_bytes=plan.request_table_bytes,
-        workspace_bytes=memory.WORKSPACE_BYTES + budget.linear_state_bytes(shape, layout, engine),
+        workspace_bytes=memory.WORKSPACE_BYTES + plan.state_bytes,
         max_running_requests=plan.max_running_requests,
         chunked_prefill_size=plan.chunked_prefill_size,
         decode_seconds=lambda batch, context: step.decode_seconds(batch, context).expected,

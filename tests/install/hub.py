@@ -56,6 +56,14 @@ class Hub:
             content = json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": files}).encode()
             self._send(request, 200, content, {"Content-Type": "application/json"}, body=body)
             return
+        if path == f"/api/models/{REPOSITORY}/tree/{COMMIT}":
+            # What later versions of huggingface_hub ask in place of the list of siblings.
+            files = [
+                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0" * 40}
+                for file in sorted(self.folder.iterdir())
+            ]
+            self._send(request, 200, json.dumps(files).encode(), {"Content-Type": "application/json"}, body=body)
+            return
         start, _, name = path.rpartition("/")
         if start == f"/{REPOSITORY}/resolve/{COMMIT}" and (self.folder / name).is_file():
             self._file(request, (self.folder / name).read_bytes(), body=body)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
 _DECODE = re.compile(r"Decode batch.*?#running-req: (\d+).*?gen throughput \(token/s\): ([\d.]+)")
-_ACCEPT = re.compile(r"accept len: ([\d.]+)")
+_RANK = re.compile(r"^\[[\d-]+ [\d:.]+ ?([^]]*)]")
 _COMPILE = re.compile(
     "|".join(
         (
@@ -25,6 +26,8 @@ _COMPILE = re.compile(
 MAX_BYTES = 32 << 20
 LINES_NEEDED = 8
 """Fewer decode lines (one for 40 steps) are no mean: each also has the pauses of its stretch in it."""
+FULL_SHARE = 0.97
+"""A line with so much of the load running is one of the full batch."""
 
 
 class LogWindow:
@@ -58,26 +61,36 @@ class LogWindow:
         except OSError:
             return ""
 
-    def summary(self) -> dict[str, Any]:
-        return summary(self.text())
+    def summary(self, running: float = 1) -> dict[str, Any]:
+        return summary(self.text(), running)
 
 
-def summary(text: str) -> dict[str, Any]:
+def summary(text: str, running: float = 1) -> dict[str, Any]:
     """Decode steps and compilations in a piece of an engine's log.
 
-    The step time of a line is running requests / generation throughput (times the accepted length, which the log
-    gives with speculative decoding): each request gets one token a step. The line covers about 40 steps, and the
-    prefills between them.
+    A line's step is running requests / generation throughput: seconds a token of one request (with speculative
+    decoding several tokens come in one step of the engine). The line covers about 40 steps, and the prefills between
+    them. Lines with no prefill since the line before cover steps alone; those that also ran the full batch
+    have a median of their own, which says what a step takes while nothing is in its way.
+
+    Args:
+        text: lines of the log; the first decode line's stretch began before them.
+        running: requests that run when all do, on one data-parallel rank (each writes lines of its own).
     """
-    steps, running, compiled = [], [], []
+    steps, alone, ran, compiled = [], [], [], []
+    prefilled: dict[str, bool] = {}
     for line in text.splitlines():
         match = _DECODE.search(line)
         if match is not None:
             requests, rate = int(match[1]), float(match[2])
             if requests and rate:
-                # Seconds a token of one request: with speculative decoding several tokens come in one step.
                 steps.append(requests / rate)
-                running.append(requests)
+                ran.append(requests)
+                if requests >= FULL_SHARE * running and not prefilled.get(_rank(line), True):
+                    alone.append(steps[-1])
+            prefilled[_rank(line)] = False
+        elif "Prefill batch" in line:
+            prefilled[_rank(line)] = True
         elif _COMPILE.search(line) and "HTTP/1.1" not in line and "server_args" not in line:
             compiled.append(line.strip()[:300])
     found: dict[str, Any] = {}
@@ -85,7 +98,16 @@ def summary(text: str) -> dict[str, Any]:
         found["decode_step_mean_seconds"] = sum(steps) / len(steps)
         found["decode_step_median_seconds"] = sorted(steps)[len(steps) // 2]
         found["decode_lines"] = len(steps)
-        found["log_running_mean"] = sum(running) / len(running)
+        found["log_running_mean"] = sum(ran) / len(ran)
+    if alone:
+        found["decode_alone_step_median_seconds"] = statistics.median(alone)
+        found["decode_alone_lines"] = len(alone)
     if compiled:
         found["compile_lines"] = compiled[:5]
     return found
+
+
+def _rank(line: str) -> str:
+    """`DP1 TP0` of a line that starts with [time DP1 TP0]; empty with one rank."""
+    match = _RANK.match(line)
+    return match[1] if match is not None else ""

@@ -131,8 +131,9 @@ def summary(
         found["power_watts_max"] = max(power)
         if all(limits):
             found["power_share_of_limit"] = found["power_watts_mean"] / sum(limits)
-    for name, key in (("utilization_mean", "utilization"), ("sm_clock_mhz_mean", "sm_mhz")):
-        found[name] = _mean([gpu[key] for gpu in flat])
+    means = {"utilization_mean": "utilization", "sm_clock_mhz_mean": "sm_mhz", "memory_clock_mhz_mean": "memory_mhz"}
+    for name, key in means.items():
+        found[name] = _mean([gpu.get(key) for gpu in flat])
     found["temperature_celsius_max"] = max((gpu["celsius"] for gpu in flat if gpu["celsius"] is not None), default=None)
     found["memory_used_bytes_max"] = max((gpu["memory_bytes"] or 0 for gpu in flat), default=None)
     found["throttled_share"] = _throttled(flat)
@@ -151,6 +152,7 @@ def _one_gpu(samples: list[Sample]) -> dict[str, Any]:
         "power_watts_mean": _mean([sample["watts"] for sample in samples]),
         "utilization_mean": _mean([sample["utilization"] for sample in samples]),
         "sm_clock_mhz_mean": _mean([sample["sm_mhz"] for sample in samples]),
+        "memory_clock_mhz_mean": _mean([sample.get("memory_mhz") for sample in samples]),
         "temperature_celsius_max": max((s["celsius"] for s in samples if s["celsius"] is not None), default=None),
     }
 

@@ -35,6 +35,7 @@ class Answer:
     """
 
     __slots__ = (
+        "by_choice",
         "cached_tokens",
         "completion_tokens",
         "counts",
@@ -54,6 +55,8 @@ class Answer:
         self.times = array("q")
         self.counts = array("q")
         self.events = 0
+        self.by_choice: dict[Any, int] = {}
+        """Completion tokens of each choice, where usage comes with a choice and so is of that one alone."""
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
@@ -146,16 +149,24 @@ def read_openai(answer: Answer, payload: bytes, at_ns: int) -> int:
     event = _decode(answer, payload)
     if event is None:
         return 0
-    usage = event.get("usage")
+    usage, choices = event.get("usage"), event.get("choices")
+    choices = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    counted = False
     if isinstance(usage, dict):
         _take_usage(answer, usage)
-    choices = event.get("choices")
-    if not isinstance(choices, list) or not choices:
-        return 0
-    return sum(_openai_choice(answer, choice, usage, at_ns) for choice in choices if isinstance(choice, dict))
+        counted = isinstance(usage.get("completion_tokens"), int)
+        if counted and len(choices) == 1:
+            # Of several answers to one request (n, or a list of prompts) each has its own; the last event, without
+            # choices, may have the sum.
+            answer.by_choice[choices[0].get("index")] = usage["completion_tokens"]
+            answer.completion_tokens = sum(answer.by_choice.values())
+    return sum(
+        _openai_choice(answer, choice, answer.completion_tokens if counted else None, at_ns) for choice in choices
+    )
 
 
-def _openai_choice(answer: Answer, choice: dict[str, Any], usage: Any, at_ns: int) -> int:
+def _openai_choice(answer: Answer, choice: dict[str, Any], count: int | None, at_ns: int) -> int:
+    """`count`: output tokens by now, if this event tells."""
     if choice.get("finish_reason") is not None:
         answer.finish_reason = str(choice["finish_reason"])
         if answer.finish_reason == "abort":
@@ -166,9 +177,8 @@ def _openai_choice(answer: Answer, choice: dict[str, Any], usage: Any, at_ns: in
     content = delta.get("content") or choice.get("text")
     if answer.keep_text:
         answer.pieces += [part for part in (reasoning, content) if isinstance(part, str)]
-    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
     before = answer.counts[-1] if answer.counts else 0
-    more = isinstance(count, int) and count > before and len(answer.counts) == len(answer.times)
+    more = count is not None and count > before and len(answer.counts) == len(answer.times)
     if not (content or reasoning or delta.get("tool_calls")):
         # No text: with a count for each event it may still carry tokens (half of a UTF-8 character, say).
         if not (more and answer.counts):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmark.engine.budget import default_fraction, graph_sizes, segment_bytes, server_defaults
+from benchmark.engine.budget import default_fraction, graph_sizes, kv_cell, segment_bytes, server_defaults
 from benchmark.engine.hardware import GIB, MIB, find_host
 from benchmark.engine.layout import Layout
 from benchmark.engine.memory import allocations, plan_memory
@@ -19,10 +19,10 @@ RELEASE = "0.5.11"
 SHARED = {"mem_fraction_static": 0.88, "context_length": 32768, "attention_backend": "triton"}
 
 
-def plan(model: str | ModelShape, host, **engine):
+def plan(model: str | ModelShape, host, release=RELEASE, **engine):
     shape = load_model(model) if isinstance(model, str) else model
     host = find_host(host) if isinstance(host, str) else host
-    return plan_memory(shape, Layout.from_engine(engine), engine, host, RELEASE)
+    return plan_memory(shape, Layout.from_engine(engine), engine, host, release)
 
 
 # --- against the captures: weights within 1 %, KV pool within 0.7 GiB (tests/captures/README.md) ---
@@ -123,7 +123,7 @@ def test_parts_of_tp8_by_hand():
 
 def test_tp8_holds_72_gib_and_needs_more_than_the_default_fraction():
     """`71.8 GiB a rank`, and a default of 0.758 that leaves less than the weights (sglang 0.5.23, read)."""
-    found = plan("kimi-k2.6", RTX, tp_size=8)
+    found = plan("kimi-k2.6", RTX, "0.5.23", tp_size=8)
     assert found.weights_bytes / GIB == pytest.approx(71.8, abs=0.3)
     assert found.fraction_is_default
     assert found.mem_fraction_static == pytest.approx(0.758, abs=0.001)
@@ -144,6 +144,34 @@ def test_fp8_halves_the_cache():
     assert (one.kv_bytes_per_token, two.kv_bytes_per_token) == (70272, 35136)
 
 
+@pytest.mark.parametrize(
+    ("fields", "layer"),
+    [
+        ({}, 1152),
+        ({"kv_cache_scheme": {"type": "float", "num_bits": 8}}, 576),
+        ({"kv_cache_quant_algo": "FP8"}, 576),
+        ({"kv_cache_scheme": {"type": "int", "num_bits": 8}}, 1152),
+    ],
+)
+def test_a_modelopt_checkpoint_may_ask_for_an_fp8_cache(fields, layer):
+    shape = load_model("kimi-k2.5-nvfp4")
+    config = {**shape.config, "quantization_config": {**shape.config["quantization_config"], **fields}}
+    found = plan(from_config(config, "nvfp4"), RTX, tp_size=8, **SHARED)
+    assert found.kv_bytes_per_token == 61 * layer
+    kept = plan(from_config(config, "nvfp4"), RTX, tp_size=8, kv_cache_dtype="bf16", **SHARED)
+    assert kept.kv_bytes_per_token == 61 * 1152
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "cell"),
+    # Half a byte a number and one scale byte for 16: 576 -> 288 + 36; 1 head x 128 x 2 -> 128 + 16.
+    [("kimi-k2.6", 8, 61 * (288 + 36)), ("llama-3.1-70b", 8, 80 * (128 + 16))],
+)
+def test_an_fp4_cache_has_scales(model, tp, cell):
+    found = plan(model, "8x B200", tp_size=tp, kv_cache_dtype="fp4_e2m1", mem_fraction_static=0.85)
+    assert found.kv_bytes_per_token == cell
+
+
 def test_pipeline_stages_split_the_cache_by_layers():
     found = plan("kimi-k2.6", RTX, tp_size=4, pp_size=2, **SHARED)
     # 31 layers x 576 x 2 bytes on the second stage, which also has one layer of experts more.
@@ -159,8 +187,62 @@ def test_pipeline_stages_split_the_cache_by_layers():
 def test_default_fractions_by_hand(engine, fraction):
     """(97887 - reserved) / 97887, times 0.9097 for the vision tower: reserved 16384, 15424, 10240 MiB."""
     layout = Layout(tp=8)
-    found = default_fraction({"tp_size": 8, **engine}, load_model("kimi-k2.6"), layout, RTX, RELEASE)
+    found = default_fraction({"tp_size": 8, **engine}, load_model("kimi-k2.6"), layout, RTX, "0.5.23")
     assert found == pytest.approx(fraction, abs=0.001)
+
+
+EIGHT_ADP = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "host", "engine", "reserved"),
+    [
+        # 42 prefill graphs up to 2048 tokens, 50 up to 4096, 58 up to 8192, at 8 MiB each.
+        ("0.5.11", "llama-3.1-8b", "1x RTX 4090", {}, 512 + 3072 + 128 + 2 * 24 + 8 * 42),
+        ("0.5.23", "llama-3.1-8b", "1x RTX 4090", {}, 512 + 6144 + 128 + 2 * 48 + 8 * 50),
+        ("0.5.11", "qwen3-235b-a22b", "8x H100", {"tp_size": 8}, 512 + 12288 + 1024 + 1024 + 8 * 58),
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8}, 512 + 12288 + 1024 + 1024 + 1536),
+        # 0.5.11 keeps room for graphs of 512 requests, whatever may run, and for graphs that are off.
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "max_running_requests": 64}, 16384),
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "disable_cuda_graph": True}, 16384),
+        ("0.5.23", "deepseek-v3", "8x H200", {"tp_size": 8, "max_running_requests": 64}, 16384 - 2 * 448),
+        ("0.5.23", "deepseek-v3", "8x H200", {"tp_size": 8, "disable_decode_cuda_graph": True}, 16384 - 2 * 512),
+        # A draft: 4 GiB, 6 for one of its own kind; 0.5.23 counts its weights instead.
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "speculative_algorithm": "EAGLE"}, 16384 + 4096),
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "speculative_algorithm": "STANDALONE"}, 16384 + 6144),
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "speculative_algorithm": "NGRAM"}, 16384),
+        ("0.5.23", "deepseek-v3", "8x H200", {"tp_size": 8, "speculative_algorithm": "EAGLE"}, 16384),
+        # No prefill graphs under attention DP, sparse attention or an all-to-all backend.
+        ("0.5.11", "deepseek-v3", "8x H200", EIGHT_ADP, 14848 + 4.5 * 512 * 8),
+        ("0.5.11", "deepseek-v3.2", "8x H200", {"tp_size": 8}, 14848),
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "moe_a2a_backend": "deepep"}, 14848),
+        ("0.5.23", "deepseek-v3", "8x H200", {"tp_size": 8, "moe_a2a_backend": "deepep"}, 16384 + 1024 + 2048),
+        # Uncut prefills: --max-prefill-tokens, 16384.
+        ("0.5.11", "deepseek-v3", "8x H200", {"tp_size": 8, "chunked_prefill_size": -1}, 16384 - 12288 + 24576),
+        # The floor of GPUs of more than 60 GiB.
+        ("0.5.11", "qwen3-30b-a3b", "1x H200", {"chunked_prefill_size": 2048}, 10240),
+    ],
+)
+def test_default_fractions_of_a_release_by_hand(release, model, host, engine, reserved):
+    gpus = find_host(host)
+    found = default_fraction(engine, load_model(model), Layout.from_engine(engine), gpus, release)
+    total = gpus.gpu.memory_mib
+    assert found == round((total - reserved) / total, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "width"),
+    # Qwen's tower has `depth`: the engine finds no num_hidden_layers and takes 24.
+    [("kimi-k2.6", 27, 1152), ("qwen3.5-397b-a17b", 24, 1152)],
+)
+def test_a_vision_tower_lowers_the_default_fraction(model, layers, width):
+    """No prefill graphs for towers in 0.5.11: 14848 MiB reserved of 97887, so 0.848."""
+    engine = {"tp_size": 8}
+    found = default_fraction(engine, load_model(model), Layout(tp=8), RTX, "0.5.11")
+    factor = 0.95 * (1 - 0.1 * (layers * width**2 / (24 * 1024**2) - 1))
+    assert found == pytest.approx(0.848 * factor)
+    plain = default_fraction(engine | {"language_only": True}, load_model(model), Layout(tp=8), RTX, "0.5.11")
+    assert plain == pytest.approx(0.848)
 
 
 def test_the_request_table_of_a_very_long_context():
@@ -174,17 +256,19 @@ def test_the_request_table_of_a_very_long_context():
 
 
 def test_defaults_by_the_size_of_the_gpu():
-    assert server_defaults({}, Layout(tp=8), RTX) == server_defaults({"chunked_prefill_size": 8192}, Layout(tp=4), RTX)
-    assert server_defaults({}, Layout(tp=8), RTX).graph_max_batch == 512
-    assert server_defaults({}, Layout(tp=2), RTX).graph_max_batch == 256
-    assert server_defaults({"max_running_requests": 64}, Layout(tp=8), RTX).graph_max_batch == 64
-    assert server_defaults({}, Layout(tp=8, attention_dp=8), RTX).chunked_prefill_size == 1024
+    assert server_defaults({}, Layout(tp=8), RTX, RELEASE) == server_defaults(
+        {"chunked_prefill_size": 8192}, Layout(tp=4), RTX, RELEASE
+    )
+    assert server_defaults({}, Layout(tp=8), RTX, RELEASE).graph_max_batch == 512
+    assert server_defaults({}, Layout(tp=2), RTX, RELEASE).graph_max_batch == 256
+    assert server_defaults({"max_running_requests": 64}, Layout(tp=8), RTX, RELEASE).graph_max_batch == 64
+    assert server_defaults({}, Layout(tp=8, attention_dp=8), RTX, RELEASE).chunked_prefill_size == 1024
 
 
 def test_captured_batches_of_two_captures():
-    small = server_defaults({"max_running_requests": 64}, Layout(), find_host("1x H200"))
+    small = server_defaults({"max_running_requests": 64}, Layout(), find_host("1x H200"), RELEASE)
     assert graph_sizes({}, small, 64) == (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64)
-    large = server_defaults({"max_running_requests": 256}, Layout(), find_host("1x H200"))
+    large = server_defaults({"max_running_requests": 256}, Layout(), find_host("1x H200"), RELEASE)
     assert len(graph_sizes({}, large, 256)) == 36
     assert graph_sizes({"disable_cuda_graph": True}, large, 256) == ()
 
@@ -198,10 +282,44 @@ def test_segments_of_the_allocator():
 
 
 def test_a_draft_adds_a_layer_and_its_cache():
-    without = plan("glm-5-nvfp4", RTX, tp_size=8, mem_fraction_static=0.9)
-    with_draft = plan("glm-5-nvfp4", RTX, tp_size=8, mem_fraction_static=0.9, speculative_algorithm="EAGLE")
-    assert with_draft.kv_bytes_per_token * 78 == without.kv_bytes_per_token * 79
-    assert with_draft.weights_bytes > without.weights_bytes
+    """0.5.23 sizes the pool with the draft: one layer of cache more for each 78, and the draft's weights counted."""
+    flags = {"tp_size": 8, "mem_fraction_static": 0.9, "max_running_requests": 48}
+    without = plan("glm-5-nvfp4", RTX, "0.5.23", **flags)
+    drafting = plan("glm-5-nvfp4", RTX, "0.5.23", speculative_algorithm="EAGLE", **flags)
+    assert drafting.kv_bytes_per_token * 78 == without.kv_bytes_per_token * 79
+    draft = drafting.weights_bytes - without.weights_bytes
+    assert draft > 0
+    assert without.kv_pool_bytes - drafting.kv_pool_bytes == pytest.approx(draft, abs=2e5)
+
+
+@pytest.mark.parametrize(("algorithm", "running"), [("EAGLE", 48), ("NGRAM", 48), (None, 2048)])
+def test_speculation_lets_48_requests_run_where_no_number_is_set(algorithm, running):
+    found = plan("deepseek-v3", "8x H200", tp_size=8, mem_fraction_static=0.8, speculative_algorithm=algorithm)
+    assert found.max_running_requests == running
+
+
+def test_states_of_a_hybrid_model_are_sized_by_requests_only_without_a_radix_cache():
+    """Otherwise states take 0.9 parts of 1.9 of the room, whatever --max-running-requests says."""
+    flags = {"tp_size": 4, "mem_fraction_static": 0.8, "kv_cache_dtype": "fp8_e4m3", "max_running_requests": 128}
+    kept = plan("qwen3.5-397b-a17b-nvfp4", "4x RTX PRO 6000", **flags)
+    none = plan("qwen3.5-397b-a17b-nvfp4", "4x RTX PRO 6000", disable_radix_cache=True, **flags)
+    room = kept.kv_pool_bytes + kept.state_bytes
+    assert kept.state_bytes / room == pytest.approx(0.9 / 1.9, rel=0.001)
+    assert none.kv_pool_bytes + none.state_bytes == pytest.approx(room, rel=1e-6)
+    # 45 layers of 16 heads of 128 x 128 numbers, and 3 inputs of a convolution over 2 x 4 + 16 heads; bf16.
+    assert none.state_bytes == 128 * 45 * (16 * 128 * 128 + 3 * (2 * 4 + 16) * 128) * 2
+    quarter = plan("qwen3.5-397b-a17b-nvfp4", "4x RTX PRO 6000", mamba_full_memory_ratio=0.25, **flags)
+    assert quarter.state_bytes / room == pytest.approx(0.2, rel=0.01)  # whole states
+
+
+def test_a_draft_that_loads_after_the_pool_is_sized_takes_from_the_rest():
+    """0.5.11: as many tokens as without one, and so much less stays free."""
+    flags = {"tp_size": 8, "mem_fraction_static": 0.8, "max_running_requests": 48}
+    without, drafting = (plan("deepseek-v3", "8x H200", **flags, speculative_algorithm=a) for a in (None, "EAGLE"))
+    assert drafting.token_capacity == without.token_capacity
+    taken = drafting.weights_bytes - without.weights_bytes + without.token_capacity * 1152
+    assert without.slack_bytes - drafting.slack_bytes == taken
+    assert without.max_fraction > drafting.max_fraction
 
 
 def test_an_all_to_all_backend_keeps_shared_experts_whole():
@@ -249,7 +367,8 @@ def test_weights_of_public_cases_within_3_percent(case, model, host, engine, wei
 @pytest.mark.parametrize(
     ("case", "model", "host", "engine", "cell"),
     [
-        # (656 + 132) x 61, 98304 = 48 x 2 x 4 x 128 x 2, (1152 + 132) x 78, (576 + 132) x 78: KV GiB / tokens of a log.
+        # KV GiB / tokens of a log, so what is allocated: (656 + 132) x 61, 48 x 2 x 4 x 128 x 2, (1152 + 132) x 78,
+        # (576 + 132) x 78.
         ("sglang#11309", "deepseek-v3.2", "8x B200", {"tp_size": 8, "attn_dp_size": 8}, 48071.7),
         ("sglang#17392", "qwen3-30b-a3b", "4x H200", {"tp_size": 4, "attn_dp_size": 4}, 98300.6),
         ("glm5.md", "glm-5-nvfp4", "8x RTX PRO 6000", {"tp_size": 8, "kv_cache_dtype": "bf16"}, 100164.5),
@@ -260,7 +379,52 @@ def test_weights_of_public_cases_within_3_percent(case, model, host, engine, wei
     ],
 )
 def test_kv_bytes_a_token_of_public_cases_within_half_a_percent(case, model, host, engine, cell):
-    assert plan(model, host, mem_fraction_static=0.8, **engine).kv_bytes_per_token == pytest.approx(cell, rel=0.005)
+    # The build of sglang#11309 is of October 2025, before TensorRT-LLM's layout became the default there.
+    release = "0.5.4.post3" if case == "sglang#11309" else RELEASE
+    found = plan(model, host, release, mem_fraction_static=0.8, **engine)
+    assert found.kv_bytes_per_token == pytest.approx(cell, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("release", "host", "engine", "sized", "held"),
+    [
+        # 61 layers of 512 + 64 numbers, and an index key of 128 bytes with one float32 scale.
+        ("0.5.11", "8x H200", {}, 2 * 576 + 132, 2 * 576 + 132),
+        # FlashMLA's FP8 layout: 512 + 4 scales of 4 bytes + 64 numbers of 2.
+        ("0.5.11", "8x H200", {"kv_cache_dtype": "fp8_e4m3"}, 576 + 132, 656 + 132),
+        ("0.5.23", "8x H200", {"kv_cache_dtype": "fp8_e4m3"}, 656 + 132, 656 + 132),
+        # sm_100 and sm_120: FP8 by themselves, in TensorRT-LLM's layout, unless another is asked for.
+        ("0.5.11", "8x B200", {}, 576 + 132, 576 + 132),
+        ("0.5.11", "8x RTX PRO 6000", {}, 576 + 132, 576 + 132),
+        ("0.5.11", "8x B200", {"nsa_prefill_backend": "flashmla_kv"}, 576 + 132, 656 + 132),
+        ("0.5.4.post3", "8x B200", {}, 576 + 132, 656 + 132),
+    ],
+)
+def test_sparse_attention_is_sized_by_one_cell_and_allocated_by_another(release, host, engine, sized, held):
+    cell = kv_cell(load_model("deepseek-v3.2"), Layout(tp=8), 0, engine, find_host(host), release)
+    assert (cell.sized, cell.held) == (61 * sized, 61 * held)
+
+
+def test_a_pool_beyond_its_budget_takes_the_room_of_the_graphs():
+    """DeepSeek V3.2 in FP8 on H200s: each token takes 80 x 61 bytes more than it is sized with."""
+    sized = 61 * (576 + 132)
+    found = plan("deepseek-v3.2", "8x H200", tp_size=8, kv_cache_dtype="fp8_e4m3", mem_fraction_static=0.85)
+    budget = found.pre_load_free_bytes * 0.85 - found.weights_bytes
+    assert found.token_capacity == pytest.approx(budget / sized, abs=1)
+    assert found.kv_pool_bytes == found.token_capacity * 61 * 788
+    assert found.kv_pool_bytes > budget
+    # One step beyond the largest fraction that starts there is no room for graphs.
+    engine = {"tp_size": 8, "kv_cache_dtype": "fp8_e4m3", "max_running_requests": 64}
+    most = plan("deepseek-v3.2", "8x H200", mem_fraction_static=0.85, **engine).max_fraction
+    assert plan("deepseek-v3.2", "8x H200", mem_fraction_static=most - 1e-6, **engine).failure is None
+    failure = plan("deepseek-v3.2", "8x H200", mem_fraction_static=most + 1e-4, **engine).failure
+    assert failure is not None and failure.stage == "graphs"
+
+
+def test_tokens_of_deepseek_v32_on_eight_b200():
+    """975,424 tokens under attention DP in October 2025 (sglang#11309); divided by 788 bytes they would be 868,567."""
+    found = plan("deepseek-v3.2", "8x B200", "0.5.4.post3", tp_size=8, dp_size=8, enable_dp_attention=True)
+    assert found.token_capacity == pytest.approx(975_424, rel=0.03)
 
 
 def test_tokens_of_deepseek_r1_on_eight_h200():

@@ -20,7 +20,7 @@ def test_kimi_k2_6_is_what_its_config_says():
     assert shape.formats.experts == Format("int4", 4, group=32, scale_bytes=2)
     # Its ignore list keeps everything but the routed experts in bf16.
     assert {shape.formats.attention, shape.formats.shared, shape.formats.dense, shape.formats.lm_head} == {BF16}
-    assert shape.vision == Vision(layers=27, hidden=1152, intermediate=4304)
+    assert shape.vision == Vision(layers=27, hidden=1152, intermediate=4304, named_layers=27)
 
 
 @pytest.mark.parametrize("source", ["moonshotai/Kimi-K2.6", "Kimi-K2.6", "kimi-k2.6"])
@@ -90,7 +90,7 @@ def test_the_wrapper_of_a_multimodal_model_is_looked_through():
         "vision_config": {"vt_hidden_size": 1152, "vt_num_hidden_layers": 27, "vt_intermediate_size": 4304},
     }
     shape = from_config(wrapped, "wrapped")
-    assert shape.vision == Vision(27, 1152, 4304)
+    assert shape.vision == Vision(27, 1152, 4304, named_layers=27)
     assert shape.formats.experts.name == "int4"
     assert shape.architecture == "KimiK25ForConditionalGeneration"
 

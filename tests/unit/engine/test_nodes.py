@@ -153,6 +153,10 @@ def test_a_sweeps_plan_rejects_what_its_hosts_cannot_run():
 def test_alike_hosts_leave_several_nodes_to_the_one_that_has_them():
     shares = share(["base", "x", "two", "y", "z"], ["a", "b", "c"], "base", {"two": 2}, {"c": 2})
     assert shares == {"a": ["base", "x", "z"], "b": ["base", "y"], "c": ["base", "two"]}
+    # The one that can has no other share than its own, wherever that stands in the order.
+    assert share(["base", "x", "y", "two"], ["a", "b", "c"], "base", {"two": 2}, {"a": 2}) == {
+        "a": ["base", "two"], "b": ["base", "x"], "c": ["base", "y"],
+    }  # fmt: skip
     # What nobody can run is told once.
     assert sum("two" in names for names in share(["two", "x"], ["a", "b"], None, {"two": 2}).values()) == 1
 

@@ -164,7 +164,8 @@ def test_the_accuracy_report_meets_its_marks():
     weights = [abs(row["weights"]) for row in rows if "weights" in row]
     assert sum(error <= 0.03 for error in weights) >= 0.9 * len(weights)
     assert all(abs(row["kv_bytes"]) <= 0.005 for row in rows if "kv_bytes" in row)
-    assert not [row for row in accuracy.fit_rows(cases) if row["wrong"]]
+    assert all(abs(row["kv_tokens"]) <= 0.05 for row in rows if "kv_tokens" in row)
+    assert not [row for row in accuracy.fit_rows(cases) if row["wrong"] or row["silent"]]
     speeds = accuracy.speed_rows([r for r in sglang if r["kind"] == "ranking"])
     inside, width = accuracy.coverage(speeds)
     assert inside >= 0.8
@@ -204,3 +205,40 @@ def test_a_start_that_dies_of_its_first_prefill_is_warned_of(fraction, chunk, wa
     configuration = {"name": "drawn", "engine": engine | {"kv_cache_dtype": "fp8_e4m3"}}
     found = plan_configuration(configuration, shape, host, "0.5.11", WORKLOAD, LADDER)
     assert ("long prefills may run out of memory" in found["risk"]) is warned
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"quantization": "bitsandbytes"}, "quantization bitsandbytes makes the weights smaller"),
+        ({"cpu_offload_gb": 60}, "cpu_offload_gb 60 keeps weights in host memory"),
+    ],
+)
+def test_weights_that_are_made_smaller_are_doubtful_and_not_rejected(engine, words):
+    """131 GiB of Llama 3.1 70B on an H100: no arithmetic here says how much of them the GPU will hold."""
+    shape, host = load_model("llama-3.1-70b"), find_host("1x H100")
+    assert plan({}, shape, host)["verdict"] == "rejected"
+    found = plan(engine, shape, host)
+    assert found["verdict"] == "doubtful"
+    assert words in found["sentence"]
+    assert plan(engine, load_model("llama-3.1-8b"), host)["verdict"] == "doubtful"
+
+
+def test_a_draft_of_its_own_is_doubtful_for_it_is_not_counted():
+    engine = {"tp_size": 8, "mem_fraction_static": 0.85, "context_length": 32768, "speculative_algorithm": "EAGLE3"}
+    found = plan(
+        engine | {"speculative_draft_model_path": "some/draft"}, load_model("deepseek-v3"), find_host("8x H200")
+    )
+    assert found["verdict"] == "doubtful"
+    assert "The draft model is not counted" in found["sentence"]
+    own = plan(engine | {"speculative_algorithm": "EAGLE"}, load_model("deepseek-v3"), find_host("8x H200"))
+    assert own["verdict"] == "runs"
+
+
+def test_a_prefill_under_attention_dp_is_of_all_ranks():
+    """GLM-5.2-FP8 on eight H200s, attention DP 8: chunks of 16384 ended in out of memory, of 8192 not (gpustack)."""
+    shape, host = load_model("glm-5.2-fp8"), find_host("8x H200")
+    shared = {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True, "mem_fraction_static": 0.85}
+    risks = {chunk: plan(shared | {"chunked_prefill_size": chunk}, shape, host)["risk"] for chunk in (8192, 16384)}
+    assert "long prefills may run out of memory" in risks[16384]
+    assert "long prefills" not in risks[8192]

@@ -68,7 +68,7 @@ def test_the_busiest_of_eight_ranks_holds_more_than_its_share():
 
 def test_bytes_read_by_tp1_for_one_token():
     """About 32.6 GB of weights are touched for a token of Kimi K2 (a public estimate)."""
-    stages = [stage_work(KIMI, Layout(pp=8), stage, {}, RTX) for stage in range(8)]
+    stages = [stage_work(KIMI, Layout(pp=8), stage, {}, RTX, "0.5.11") for stage in range(8)]
     read = sum(stage.fixed_bytes + 8 * stage.expert_bytes * stage.moe_layers for stage in stages)
     assert read / 1e9 == pytest.approx(32.6, rel=0.03)
 

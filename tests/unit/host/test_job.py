@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -11,7 +13,8 @@ from builders import a_record
 
 from benchmark.campaign import record as rec
 from benchmark.host import job, jobs, records
-from benchmark.host.settings import HostError, Settings
+from benchmark.host.services import ServiceState
+from benchmark.host.settings import HostError, Settings, read_json
 from benchmark.load import summary
 from benchmark.load.further import after_ladder
 from benchmark.load.reference_server import ReferenceServer, Schedule
@@ -35,7 +38,7 @@ def host(tmp_path, monkeypatch):
     units = {"sglang-ep4": {"started_at": 1.0}}
     monkeypatch.setattr(job, "running", lambda _: units)
     monkeypatch.setattr(job, "manager_for", lambda _: SimpleNamespace(log=lambda unit: tmp_path / "engine.log"))
-    monkeypatch.setattr(job, "_telemetry", lambda _: False)
+    monkeypatch.setattr(job, "_telemetry", lambda *_: False)
     # What a busy machine does to a window of a tenth of a second is not the matter here.
     monkeypatch.setattr(summary, "flags", lambda *_: [])
     path = records.folder(settings, "ep4", FINGERPRINT) / "record.json"
@@ -105,6 +108,22 @@ def test_a_start_that_drifted_says_so(host):
     assert "drifted" in {flag.id for flag in host.record().points[-1].flags}
 
 
+@pytest.mark.parametrize(
+    ("engine", "visible", "chosen"),
+    [
+        ({"tp_size": 4}, None, [0, 1, 2, 3]),
+        ({"tp_size": 2, "pp_size": 2, "base_gpu_id": 4}, None, [4, 5, 6, 7]),
+        ({"tp_size": 2}, "6,7,1", [6, 7]),
+        ({"tp_size": 2}, "GPU-8a1b,GPU-77cd", None),
+        ({"tp_size": 8, "nnodes": 2}, None, [0, 1, 2, 3]),
+    ],
+)
+def test_the_gpus_of_a_configuration(engine, visible, chosen):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    configuration = rec.Configuration(name="x", engine=engine, environment=environment)
+    assert job.chosen_gpus(msgspec.structs.replace(a_record(), configuration=configuration)) == chosen
+
+
 def test_the_cost_of_a_point_is_in_its_progress(host):
     measure(host, 2)
     told = jobs.read_json(host.settings.state / "job-progress.json")["expected_seconds"]
@@ -115,3 +134,28 @@ def test_the_cost_of_a_point_is_in_its_progress(host):
 def test_a_rate_without_limits_is_refused_with_what_to_type():
     with pytest.raises(HostError, match=r"needs ttft_limit or tpot_limit .* \(sglang_benchmark_further, or -e rate="):
         records.further_of(WORK, [1, 2], {"points": [], "rate": 2.0})
+
+
+def test_progress_does_not_wait_for_the_disk_and_a_result_does(tmp_path, monkeypatch):
+    settings = Settings(state=tmp_path, unit_directory=tmp_path)
+    flushed = []
+    monkeypatch.setattr("os.fsync", flushed.append)
+    jobs.report_progress(settings, {"phase": "window"})
+    assert read_json(tmp_path / "job-progress.json") == {"phase": "window"}
+    assert flushed == []
+    jobs.report(settings, "a", "done")
+    assert flushed
+
+
+def test_a_small_file_of_requests_goes_with_its_point_and_a_large_one_is_fetched(host, monkeypatch):
+    monkeypatch.setattr(
+        jobs, "manager_for", lambda _: SimpleNamespace(state=lambda unit: ServiceState(unit=unit, activity="inactive"))
+    )
+    measure(host, 1)
+    (point,) = host.record().points
+    raw = Path(records.folder(host.settings, "ep4", FINGERPRINT)) / point.raw
+    spec = jobs.current(host.settings)
+    carried = jobs.measure(host.settings, spec)["requests"]
+    assert {name: base64.b64decode(content) for name, content in carried.items()} == {raw.name: raw.read_bytes()}
+    raw.write_bytes(bytes(600 << 10))
+    assert jobs.measure(host.settings, spec)["requests"] == {}

@@ -20,15 +20,22 @@ def replay(raw: bytes, route: str | None, pieces: list[bytes] | None = None, clo
     return asyncio.run(_replay(raw, route, pieces, closed))
 
 
-async def _replay(raw: bytes, route: str | None, pieces: list[bytes] | None, closed: bool) -> Exchange:
+def replay_at(pieces: list[tuple[int, bytes]], route: str) -> Exchange:
+    """The exchange after pieces that arrive at these nanoseconds. Afterwards the server closes."""
+    return asyncio.run(_replay(b"", route, [piece for _, piece in pieces], True, [at_ns for at_ns, _ in pieces]))
+
+
+async def _replay(
+    raw: bytes, route: str | None, pieces: list[bytes] | None, closed: bool, at_ns: list[int] | None = None
+) -> Exchange:
     ended: list[Exchange] = []
     connection = Connection(Wire("127.0.0.1", 1))
     exchange = Exchange(b"", lambda done, _at: ended.append(done), reader(route) if route else None)
     connection.exchange = exchange
     connection.uses = 1
     connection._parser = httptools.HttpResponseParser(connection)
-    for number, piece in enumerate([raw] if pieces is None else pieces, start=1):
-        connection.received(piece, number)
+    for number, piece in enumerate([raw] if pieces is None else pieces):
+        connection.received(piece, at_ns[number] if at_ns else number + 1)
     if closed and not ended:
         connection._lost(None)
     assert ended == [exchange] or not closed

@@ -1,6 +1,7 @@
 """What makes a point invalid, or worth a word."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -107,6 +108,19 @@ def test_client(client, expected):
     assert severities(GOOD, client=client) == expected
 
 
+@pytest.mark.parametrize(
+    ("late", "expected"), [(0, {}), (2, {"client_late": "warning"}), (900, {"client_limit": "invalid"})]
+)
+def test_an_open_loop_whose_requests_leave_late(late, expected):
+    """TTFT is 50 ms after sending: 2 ms late are 4 % of the 52 then told, 900 ms are 95 % of 950."""
+    rows = [
+        row(i, 10 * i + late, [10 * i + late + 50 + 10 * k for k in range(5)], intended_us=10_000 * i)
+        for i in range(1, 101)
+    ]
+    assert severities(rows, workload={"rate": 100.0}) == expected
+    assert summarise(rows, about(0, 2000, workload={"rate": 100.0})).client["send_late_p99_seconds"] == late / 1000
+
+
 # F1.17: KV 478,992 tokens, 32 x 16k wanted: the engine runs 29 and queues the rest.
 def test_concurrency_not_reached():
     server = {"running_mean": 26.0, "waiting_mean": 6.0, "capacity_tokens": 478992, "max_running": 256}
@@ -125,6 +139,24 @@ def test_counters():
     assert severities(GOOD, server={"generation_tokens": 2 * made}) == {"other_traffic": "invalid"}
 
 
+def test_a_warm_up_whose_passes_did_not_agree():
+    assert severities(GOOD, server={"warmed_up": True}) == {}
+    assert severities(GOOD, server={"warmed_up": False}) == {"not_warm": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "done", "seen", "expected"),
+    [
+        ("sglang", True, True, {}),
+        ("sglang", True, False, {"flush_not_seen": "note"}),
+        ("sglang", False, True, {"not_flushed": "warning"}),
+        ("openai", False, False, {}),
+    ],
+)
+def test_flush(kind, done, seen, expected):
+    assert severities(GOOD, server={"kind": kind, "flush": {"done": done, "seen": seen, "detail": "why"}}) == expected
+
+
 def test_restart():
     assert severities(GOOD, server={"restarted": True}) == {"server_restarted": "invalid"}
 
@@ -141,23 +173,49 @@ def captured_log(first, last):
     return "\n".join(text for at, text in lines if first <= float(at) <= last)
 
 
-def test_decode_steps_of_the_captured_log():
-    """At 64 in flight the log has 64 requests at 20,200 to 23,600 tokens a second: 2.7 to 3.2 ms a step."""
-    text = captured_log(165.5, 190.4)
-    text = "\n".join(line for line in text.splitlines() if "#running-req: 64," in line and "Decode" in line)
-    found = log.summary(text)
-    assert 0.0027 < found["decode_step_median_seconds"] < 0.0033
-    assert found["log_running_mean"] == 64
+# Concurrency: between which seconds of the captured log bench_serving ran; median of the log's lines that ran all
+# requests and have no prefill before them, by hand (64: 20,708.63, 20,243.19, 20,623.15, 20,172.43, 23,635.60 and
+# 22,773.24 tok/s; 256: 41,889.98, 44,850.16 and 44,549.22), milliseconds; whether the front end was the limit.
+CAPTURED_LIMITS = {1: (114.9, 116.1, 1.61, False), 8: (142.0, 144.0, 2.07, False), 64: (165.5, 171.2, 3.097, True),
+                   256: (190.5, 202.2, 5.746, True)}  # fmt: skip
 
 
-def test_front_end_limit_on_the_captured_figures():
-    """The client saw 4.4 ms a token where the engine's steps were 3.1 ms: the GPU waited."""
+@pytest.mark.parametrize("concurrency", CAPTURED_LIMITS)
+def test_front_end_limit_on_the_capture(concurrency):
+    """The client's median gap beside the engine's steps: at 64 and at 256 the GPU waited."""
+    first, last, step, limited = CAPTURED_LIMITS[concurrency]
+    found = log.summary(captured_log(first, last), concurrency)
+    assert found["decode_alone_step_median_seconds"] * 1000 == pytest.approx(step, rel=0.005)
+    reports = [json.loads(line) for line in (CAPTURES / "bench_serving" / "mini_bench.jsonl").open()]
+    (report,) = [each for each in reports if each["max_concurrency"] == concurrency]
+    gap = report["median_itl_ms"]
+    rows = [row(i, 0, [100 + gap * k for k in range(80)]) for i in range(20)]
+    flagged = flags(rows, server=found, concurrency=concurrency).get("front_end_limit")
+    assert (flagged is not None) == limited
+    if flagged:
+        assert flagged.severity == "warning"
+        assert f"ITL is {gap:.2f} ms" in flagged.message
+        assert f"steps of {step:.2f} ms" in flagged.message
+
+
+def test_front_end_limit_on_average():
+    """The log's mean step beside the mean TPOT, prefills in both."""
     slow = [row(i, 0, [100 + 4.4 * k for k in range(100)]) for i in range(20)]
     found = flags(slow, server={"decode_step_mean_seconds": 0.0031})["front_end_limit"]
     assert found.severity == "warning"
-    assert "4.40 ms" in found.message
+    assert "TPOT is 4.40 ms" in found.message
     fine = [row(i, 0, [100 + 3.15 * k for k in range(100)]) for i in range(20)]
     assert severities(fine, server={"decode_step_mean_seconds": 0.0031}) == {}
+
+
+def test_several_tokens_an_event_are_not_held_against_single_steps():
+    """Steps of 10 ms that bring two tokens each: gaps of 10 ms between events, 5 ms a token by the log."""
+    rows = [row(i, 0, range(100, 1100, 10), counts=list(range(2, 202, 2)), source="interpolated") for i in range(20)]
+    server = {"decode_alone_step_median_seconds": 0.005, "decode_alone_lines": 9}
+    assert "front_end_limit" not in flags(rows, server=server)
+    single = [row(i, 0, range(100, 1100, 10)) for i in range(20)]
+    assert "front_end_limit" in flags(single, server=server)
+    assert "front_end_limit" not in flags(single, server=server | {"decode_alone_lines": 2})
 
 
 def test_a_log_between_waves_does_not_blame_the_front_end():
@@ -169,8 +227,21 @@ def test_a_log_between_waves_does_not_blame_the_front_end():
 
 
 def test_interpolated_is_noted():
-    rows = [row(i, 0, (100, 200, 300), counts=[1, 3, 4], source="interpolated") for i in range(3)]
+    rows = [row(i, 0, range(100, 600, 100), counts=[1, 2, 4, 5, 6], source="interpolated") for i in range(3)]
     assert severities(rows) == {"interpolated": "note"}
+
+
+# F1.8 (sglang PR#36272): 6,400 tokens whose text came in 32 events; and more events than tokens.
+def test_events_and_tokens_that_differ():
+    held = [row(i, 0, range(100, 420, 10), counts=list(range(200, 6401, 200)), source="reported") for i in range(3)]
+    found = flags(held)["events_differ"]
+    assert found.severity == "note"
+    assert "200.0 tokens on average" in found.message
+    assert summarise(held, about(0, 2000)).client["tokens_per_event"] == 200
+    assert "events_differ" not in flags(held, server={"speculative_algorithm": "EAGLE"})
+    assert "events_differ" not in flags(held, server={"stream_interval": 200})
+    few = [row(i, 0, range(100, 600, 100), output_tokens=3, source="reported") for i in range(3)]
+    assert flags(few)["events_differ"].severity == "warning"
 
 
 def test_throttling_and_waiting_gpus():

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from benchmark.load import measure, warmup
@@ -60,6 +61,8 @@ def test_a_point_on_each_route(route):
     assert all(len(row.token_us) == row.output_tokens for row in got.requests)
     assert got.about.route == route
     assert got.about.client["clock"] == "kernel"
+    assert got.about.client["shared_reads"] <= got.about.client["reads"]
+    assert got.about.server["abilities"]["token_ids"] == (route != "chat")
     # The engine's counter from idle to idle is exactly what the client got.
     assert got.point.server["generation_tokens"] == got.point.output_tokens
     assert got.point.server["flush"]["done"]
@@ -196,6 +199,38 @@ def test_open_loop():
     assert got.point.rate == 60.0
 
 
+SLOW = {"tick_seconds": 0.1, "ttft_seconds": 0.1}
+
+
+def test_a_closed_loop_waits_for_all_that_ran_in_its_window():
+    """Answers take a second, the drain is over after none."""
+    with reference(**SLOW) as (_, url):
+        got = point(url, flush=False, limits=Limits(drain_seconds=0.0))
+    assert all(row.ok for row in got.requests)
+    assert got.point.output_tokens == sum(row.output_asked for row in got.requests)
+
+
+def test_an_open_loop_opens_its_connections_ahead_of_time():
+    """Forty a second for a second each: forty connections, four of them open at the start."""
+    work = Workload(
+        name="w", prompt_tokens=20, output_tokens=10, rate=40.0, window_seconds=1.5, minimum_window_seconds=0.5
+    )
+    with reference(**SLOW) as (_, url):
+        got = point(url, concurrency=1, work=work, flush=False)
+    assert max(sum(a.sent_us <= b.sent_us < a.done_us for a in got.requests) for b in got.requests) > 20
+    # On a machine that stands still for a moment, more than four may be due at once.
+    assert got.about.client["reconnects"] <= 5
+
+
+def test_an_open_loop_that_gives_up_requests_of_its_window_says_so():
+    work = Workload(
+        name="w", prompt_tokens=20, output_tokens=10, rate=20.0, window_seconds=0.8, minimum_window_seconds=0.5
+    )
+    with reference(**SLOW) as (_, url):
+        got = point(url, work=work, flush=False, limits=Limits(drain_seconds=0.0))
+    assert "drain_cut" in flags(got)
+
+
 def test_progress_is_told():
     seen = []
     with reference() as (_, url):
@@ -223,6 +258,53 @@ def test_probe_and_warm_up():
     assert [burst.concurrency for burst in warm.bursts[-1]] == [1, 4]
     assert all(burst.decode_seconds > 0.03 for burst in warm.bursts[-1])
     assert warm.to_mapping()["probe"]["prompt_tokens"] == 20
+
+
+def test_a_warm_up_makes_two_whole_passes_however_long_they_take():
+    """A kernel that is compiled for minutes uses up the time inside the first pass; the second covers every rung."""
+    with reference() as (_, url):
+        warm = measure.run(warmup.warm_up(Target(url), WORK, (1, 4), seconds=0.0))
+    assert len(warm.passes) == 2
+    assert [[burst.concurrency for burst in each] for each in warm.bursts] == [[1, 4], [1, 4]]
+
+
+def test_the_longest_request_of_a_start_comes_first():
+    """Of the workloads beside the ladder the longest that fits; what the engine cannot hold is left out."""
+    long, huge = (Workload(name=f"w{n}", prompt_tokens=n, output_tokens=3) for n in (200, 20_000_000))
+    with reference() as (server, url):
+        warm = measure.run(warmup.warm_up(Target(url), WORK, (1,), beside=[WORK, long, huge]))
+        # The first stream is the one that `detect` asked for.
+        asked = [(stream.prompt, stream.tokens) for stream in server.streams[1:3]]
+    assert asked == [(200, 3), (20, 10)]
+    assert (warm.longest["workload"], warm.longest["prompt_tokens"]) == ("w200", 200)
+    assert warm.to_mapping()["longest"] == warm.longest
+
+
+def test_a_longest_request_that_is_refused_leaves_the_ladder_alone():
+    long = Workload(name="long", prompt_tokens=200, output_tokens=3)
+    with reference(faults={1: "refuse"}) as (_, url):
+        warm = measure.run(warmup.warm_up(Target(url), WORK, (1,), beside=[long]))
+    assert "HTTP 503: reference fault" in warm.longest["error"]
+    assert warm.probe.output_tokens == 10
+
+
+def test_a_point_measured_again_is_held_against_the_first_also_from_its_file(tmp_path):
+    """Ten times as fast at the beginning: drifted, and the file of the requests says so too."""
+    with reference() as (_, url):
+        first = point(url).point
+        fast = msgspec.structs.replace(
+            first, output_tokens_per_second=10 * first.output_tokens_per_second, flags=[],
+            output_tokens_per_second_half_width=0.001,
+        )  # fmt: skip
+        got = point(url, repeat=2, first=fast)
+    got.write(tmp_path / "requests.jsonl.zst")
+    again = reanalyse(tmp_path / "requests.jsonl.zst")
+    drift = [flag for flag in again.flags if flag.id == "drifted"]
+    # A busy machine may have made the point invalid, and such a point shows no drift.
+    assert len(drift) == got.point.valid or not drift
+    assert again.flags == got.point.flags
+    valid = summarise([row for row in got.requests if row.ok], got.about)
+    assert ("drifted" in {flag.id for flag in valid.flags}) == valid.valid
 
 
 def test_a_probe_that_fails_says_why():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmark.load.metrics import figures, tpot_seconds
+from benchmark.load.rows import CANCELLED
 from benchmark.load.statistics import batch_edges, bootstrap_interval, distribution, half_width, t95, t_interval
 from benchmark.load.summary import summarise
 
@@ -77,10 +78,20 @@ def test_failed_requests_bring_no_tokens():
     assert not point.valid
 
 
-def test_cancelled_requests_are_no_failures():
-    rows = [row(0, 0, (100, 200)), row(1, 0, (100,), error="cancelled by the load generator after the window")]
+def test_requests_meant_for_after_the_window_may_be_cancelled():
+    rows = [row(0, 0, (100, 200)), row(1, 1001, (1100,), error=CANCELLED)]
     point = summarise(rows, about(0, 1000))
     assert (point.requests_completed, point.requests_failed, point.valid) == (1, 0, True)
+
+
+@pytest.mark.parametrize("workload", [{}, {"rate": 5.0}])
+def test_a_request_of_the_window_that_is_cancelled_makes_the_point_invalid(workload):
+    """Eight answers of ten tokens each in a second are 80 tok/s; with six of them given up, 20 would be told."""
+    rows = [row(i, 10, range(100, 1000, 90), error=None if i < 2 else CANCELLED) for i in range(8)]
+    point = summarise(rows, about(0, 1000, concurrency=8, workload=workload))
+    assert point.output_tokens_per_second == pytest.approx(20)
+    assert [flag.id for flag in point.flags if flag.severity == "invalid"] == ["drain_cut"]
+    assert "6 requests of the window" in point.flags[0].message
 
 
 # F1.5: without usage there is no rate, and the point is invalid.
@@ -103,6 +114,23 @@ def test_first_content_is_told_apart_only_where_it_differs():
     assert point.ttft_seconds.p50 == pytest.approx(1.0)
     assert point.first_content_seconds.p50 == pytest.approx(5.0)
     assert summarise([row(tokens=(1000, 5000))], about(0, 6000)).first_content_seconds is None
+
+
+# F1.1: an answer that ended while it reasoned has no first content; its first token does not stand in for it.
+def test_answers_without_content_have_no_time_to_it():
+    rows = [row(i, 0, (1000, 5000), first_content_us=None) for i in range(2)]
+    point = summarise([*rows, row(2, 0, (1000, 5000), first_content_us=5_000_000)], about(0, 6000))
+    assert (point.ttft_seconds.count, point.ttft_seconds.p50) == (3, 1.0)
+    assert (point.first_content_seconds.count, point.first_content_seconds.p50) == (1, 5.0)
+    assert summarise(rows, about(0, 6000)).first_content_seconds is None
+
+
+# F1.6, F1.20: accepted tokens, not chunks: three answers of four events with ten tokens each.
+def test_tokens_an_event():
+    rows = [row(i, 0, (100, 200, 300, 400), counts=[3, 6, 9, 10], source="reported") for i in range(3)]
+    assert summarise(rows, about(0, 1000)).client["tokens_per_event"] == 2.5
+    assert summarise([row(0, 0, (100, 200))], about(0, 1000)).client["tokens_per_event"] == 1
+    assert summarise([row(0, 0, (), done=50)], about(0, 1000)).client["tokens_per_event"] is None
 
 
 def test_prefill_rate():
@@ -161,6 +189,14 @@ def test_p99_needs_a_thousand():
     assert distribution(range(999)).p99 is None
     assert distribution(range(1000)).p99 == pytest.approx(989.01)
     assert distribution([]) is None
+
+
+def test_p99_of_itl_needs_a_thousand_requests():
+    """Ten tokens each are nine gaps each: 999 requests have 8,991 gaps and no p99, 1,000 have one."""
+    rows = [row(i, i, range(i + 100, i + 200, 10)) for i in range(1000)]
+    few, enough = (summarise(some, about(0, 2000)).itl_seconds for some in (rows[:999], rows))
+    assert (few.count, few.p99) == (8991, None)
+    assert enough.p99 == pytest.approx(0.01)
 
 
 def test_t_interval():

@@ -48,7 +48,20 @@ def test_decode_steps():
     """Eight lines of 64 running at 16,000 tokens a second: 4 ms."""
     text = "\n".join([LINE.format(64, 16000.0)] * 8)
     assert log.summary(text)["decode_step_mean_seconds"] == pytest.approx(0.004)
-    assert log.summary("\n".join(text.splitlines()[:7])) == {}
+    assert "decode_step_mean_seconds" not in log.summary("\n".join(text.splitlines()[:7]))
+
+
+def test_decode_steps_without_prefills_between_them():
+    """Of six lines the first one's stretch is not known, one holds a prefill, and one did not run all 64."""
+    prefill = "[2026-11-29 11:45:30] Prefill batch, #new-seq: 1"
+    rates = [(64, 1000.0), (64, 16000.0), None, (64, 8000.0), (64, 12800.0), (32, 6400.0), (64, 14545.4545)]
+    text = "\n".join(prefill if rate is None else LINE.format(*rate) for rate in rates)
+    found = log.summary(text, 64)
+    assert found["decode_alone_lines"] == 3
+    assert found["decode_alone_step_median_seconds"] == pytest.approx(64 / 14545.4545)
+    # Another rank's prefill is none of this one's.
+    ranks = text.replace("11:45:30]", "11:45:30 DP0 TP0]").replace("DP0 TP0] Prefill", "DP1 TP1] Prefill")
+    assert log.summary(ranks, 64)["decode_alone_lines"] == 4
 
 
 def test_lines_without_throughput_or_requests_do_not_count():
@@ -151,6 +164,13 @@ def test_energy_by_power():
     assert found["power_watts_mean"] == pytest.approx(400)
     assert found["power_share_of_limit"] == pytest.approx(1 / 3)
     assert found["host_cpu_share"] == pytest.approx(0.25)
+
+
+def test_memory_clocks():
+    """9,000 and 6,000 MHz, of each GPU and on average."""
+    found = telemetry.summary(HEAD, samples(lambda i: [gpu(), gpu(memory_mhz=6000)]), 0, 10**10)
+    assert found["memory_clock_mhz_mean"] == pytest.approx(7500)
+    assert [each["memory_clock_mhz_mean"] for each in found["gpus"]] == [9000, 6000]
 
 
 def test_energy_by_the_counter_where_there_is_one():

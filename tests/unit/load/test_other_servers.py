@@ -1,5 +1,6 @@
 """Every stream that two other servers sent: right values, however its bytes are cut."""
 
+import ast
 import json
 import random
 import re
@@ -7,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from .replay import CAPTURES, replay
+from .replay import CAPTURES, replay, replay_at
 
 FOLDERS = ("llama-server", "transformers-serve", "transformers-serve-cb")
 
@@ -42,13 +43,18 @@ def plain_reading(raw: bytes) -> dict:
     ]
     choices = [(event, choice) for event in events for choice in event.get("choices") or []]
     texts = [choice for _, choice in choices if choice.get("text") or (choice.get("delta") or {}).get("content")]
-    usages = [event["usage"] for event in events if event.get("usage")]
+    # Usage beside a choice is that choice's; without one it is everything's.
+    usages = {}
+    for event in events:
+        if event.get("usage"):
+            index = event["choices"][0]["index"] if event["choices"] else "all"
+            usages[index] = event["usage"]["completion_tokens"]
     reasons = [choice["finish_reason"] for _, choice in choices if choice.get("finish_reason")]
     return {
         "status": int(raw.split(b" ", 2)[1]) if raw else 0,
         "whole": whole,
         "text_events": len(texts),
-        "tokens": usages[-1]["completion_tokens"] if usages else None,
+        "tokens": usages.get("all", sum(usages.values())) if usages else None,
         "reason": reasons[-1] if reasons else None,
         "error": any("error" in event for event in events),
     }
@@ -89,6 +95,9 @@ BY_HAND = {
     "llama-server/eos_min_tokens": (1, 2, "stop", True, None),
     "llama-server/eos_ignore_eos": (16, 16, "length", True, None),
     "llama-server/max_tokens_0": (1, 1, "length", True, None),
+    # Two answers of four tokens each, each with a usage of its own.
+    "llama-server/batch_prompt": (7, 8, "length", True, None),
+    "llama-server/n_2": (6, 8, "length", True, None),
     "llama-server/disconnect": (5, None, None, False, "the connection closed before the answer was whole"),
     "llama-server/chat_overlong_stream": (0, None, None, False, "HTTP 400: request (9012 tokens) exceeds"),
     "llama-server/keepalive_1": (0, None, None, False, "the connection closed without an answer"),
@@ -117,6 +126,70 @@ def test_by_hand(name):
         assert exchange.failure() is None
     else:
         assert re.match(re.escape(failure), exchange.failure())
+
+
+def reads(raw):
+    """(nanoseconds since the request was sent, bytes) of each read of a captured stream."""
+    found: dict[int, bytes] = {}
+    for line in raw.with_suffix(".lines.tsv").read_text().splitlines():
+        at, _, text = line.partition("\t")
+        if text.startswith(("b'", 'b"')):
+            at_ns = round(float(at) * 1e9)
+            found[at_ns] = found.get(at_ns, b"") + ast.literal_eval(text)
+    return list(found.items())
+
+
+# By hand, from the lines.tsv: microseconds of the head, of the first event with text, of the last one, of the end.
+# Six requests at once: llama-server runs four and says nothing to the others; transformers serve runs one and answers
+# all with a head at once.
+TIMES_BY_HAND = {
+    "llama-server/crowd_0": (3064, 23074, 210879, 210879),
+    "llama-server/crowd_1": (2593, 23905, 199105, 199105),
+    "llama-server/crowd_2": (2551, 22421, 191235, 191572),
+    "llama-server/crowd_3": (2403, 22281, 206443, 206443),
+    "llama-server/crowd_4": (210027, 210027, 288910, 288910),
+    "llama-server/crowd_5": (209648, 209648, 288055, 288327),
+    "transformers-serve/crowd_0": (11278, 22910, 411019, 411611),
+    "transformers-serve/crowd_1": (20027, 833038, 1230118, 1230775),
+    "transformers-serve/crowd_2": (20913, 1235163, 1649816, 1649816),
+    "transformers-serve/crowd_3": (11443, 415488, 828118, 833623),
+    "transformers-serve/crowd_4": (20768, 1656280, 2052773, 2053443),
+    "transformers-serve/crowd_5": (19424, 2055891, 2432326, 2432911),
+    "llama-server/chat_stream": (2284, 2503, 5255, 5848),
+    "llama-server/chat_stream_usage": (3039, 3039, 4295, 5050),
+    "transformers-serve/chat_stream": (8447, 39248, 56335, 59891),
+    "transformers-serve/chat_stream_usage": (4758, 28433, 47624, 51371),
+    "transformers-serve-cb/chat_stream": (8225, 22634, 45068, 49381),
+    "transformers-serve-cb/chat_stream_usage": (11060, 12257, 41037, 45916),
+}
+
+
+@pytest.mark.parametrize("name", TIMES_BY_HAND)
+def test_times_by_hand(name):
+    """TTFT is the first event with text: not the head, which may come two seconds before, nor the role event."""
+    raw = CAPTURES / "other-servers" / f"{name}.raw"
+    pieces = reads(raw)
+    assert b"".join(piece for _, piece in pieces) == raw.read_bytes()
+    exchange = replay_at(pieces, route_of(raw))
+    answer = exchange.answer
+    found = (exchange.head_ns, answer.times[0], answer.times[-1], exchange.done_ns)
+    assert [round(at_ns / 1000) for at_ns in found] == list(TIMES_BY_HAND[name])
+
+
+@pytest.mark.parametrize("raw", list(streams()))
+def test_the_times_of_every_stream(raw):
+    """Each event with text has the time of the read that completed it."""
+    pieces = reads(raw)
+    body, expected, head = b"", [], None
+    for at_ns, piece in pieces:
+        body += piece
+        if head is None and b"\r\n\r\n" in body:
+            head = at_ns
+        texts = plain_reading(body)["text_events"] if head is not None else 0
+        expected += [at_ns] * (texts - len(expected))
+    exchange = replay_at(pieces, route_of(raw))
+    assert exchange.head_ns == head
+    assert list(exchange.answer.times) == (expected if exchange.status == 200 else [])
 
 
 def test_done_without_a_finish_reason_is_no_success():
