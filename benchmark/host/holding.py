@@ -61,6 +61,8 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
     if held is not None and held["token"] != token and lease.alive(settings, held):
         # A sweep that was refused ends nothing of the one that holds the host.
         return {"phase": "restored", "serving": [], "failure": None}
+    # A sweep that the guard took for dead, but that went on, has started engines since.
+    held = held or lease.ended(settings, token)
     if held is None or after == "winner":
         lease.drop(settings)
         return {"phase": "restored", "serving": [], "failure": None}
@@ -71,6 +73,7 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
     kept.take_back(settings, units, _WHY)
     said = restore(settings, units, f"{token}-end")
     if said["phase"] != "restoring":
+        lease.note_end(settings, held)
         lease.drop(settings, held)
         if not said["serving"]:
             manager_for(settings).release()

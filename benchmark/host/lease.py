@@ -13,7 +13,7 @@ from typing import Any
 from . import clock, forms
 from .settings import Settings, locked, read_json, write_json
 
-_LEASE, _COPY, _LOCK = "lease.json", "lease-copy.json", "lease"
+_LEASE, _COPY, _ENDED, _LOCK = "lease.json", "lease-copy.json", "lease-ended.json", "lease"
 
 
 def current(settings: Settings) -> dict[str, Any] | None:
@@ -55,6 +55,17 @@ def drop(settings: Settings, held: dict[str, Any] | None = None) -> None:
         # The copy first: one that is left alone would be taken for a lease.
         for name in (_COPY, _LEASE):
             (settings.state / name).unlink(missing_ok=True)
+
+
+def note_end(settings: Settings, held: dict[str, Any]) -> None:
+    """Remember a lease that was ended, perhaps by the guard while its sweep is only slow or the host was booted."""
+    write_json(settings.state / _ENDED, held)
+
+
+def ended(settings: Settings, token: str) -> dict[str, Any] | None:
+    """The lease that was ended last, where it was this sweep's."""
+    held = _read(settings, _ENDED)
+    return held if held and held["token"] == token else None
 
 
 def alive(settings: Settings, held: dict[str, Any]) -> bool:

@@ -97,6 +97,23 @@ class TestLease:
         assert steps == ["t-end", "next-end"]
         assert lease.current(settings) is None
 
+    def test_a_sweep_that_was_taken_for_dead_and_went_on_still_ends_what_it_started(self, settings, monkeypatch):
+        """A host that was booted ends its sweep; a controller that waited for it goes on with the next start."""
+        manager, steps = Units(), []
+        manager.release = lambda: None
+        monkeypatch.setattr(holding, "manager_for", lambda _: manager)
+        restored = {"phase": "restored", "serving": []}
+        monkeypatch.setattr("benchmark.host.rollback.restore", lambda _, units, token: steps.append(units) or restored)
+        lease.take(settings, HELD)
+        holding.end(settings, "t")
+        assert lease.current(settings) is None
+        holding.end(settings, "t", "previous")
+        assert steps == [["sglang-ep4"], ["sglang-ep4"]]
+        # Nor does it end what is another's.
+        holding.end(settings, "somebody else's", "previous")
+        holding.end(settings, "t", "winner")
+        assert len(steps) == 2
+
 
 class TestPoints:
     def begun(self, settings, monkeypatch, *running: str, points=()) -> Units:
