@@ -371,11 +371,13 @@ def _gpt_oss(text: Mapping[str, Any], name: str, architecture: str) -> ModelShap
 
 
 def _llama4(text: Mapping[str, Any], name: str, architecture: str) -> ModelShape:
-    width = int(text["intermediate_size"])
+    """Three layers of chunked attention to one of full (SGLang 0.5.11 configs/model_config.py:1546-1572)."""
+    width, layers = int(text["intermediate_size"]), int(text["num_hidden_layers"])
     return _moe(
         text,
         name,
         architecture,
+        sliding_layers=layers - layers // 4,
         moe_intermediate=width,
         shared_intermediate=width,
         intermediate=int(text.get("intermediate_size_mlp") or width),

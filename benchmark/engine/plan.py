@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .calibration import Calibration
+from .flags import FlagError, plain_numbers
 from .hardware import GIB, MIB, Host
 from .layout import Layout
 from .memory import MemoryPlan, plan_memory
@@ -43,7 +44,8 @@ def plan_configuration(
     Without a shape or a host only the rules speak. `verdict` is `runs`, `doubtful` or `rejected`; `sentence` says
     why in the user's words. Quantities that are estimates are {"low", "expected", "high"}.
     """
-    engine = configuration.get("engine") or {}
+    engine = _as_read(configuration.get("engine") or {}, release)
+    configuration = {**configuration, "engine": engine}
     if (spread := over_nodes(host, engine)) is not host:
         # What one host showed of its links says nothing of a network.
         host, calibration = spread, None
@@ -72,6 +74,13 @@ def plan_configuration(
         # A malformed setting; the rules name it where they know it.
         sentence = rejections[0].sentence if rejections else f"A setting cannot be understood: {error}"
         return result | {"verdict": "rejected", "sentence": sentence, "risk": "does not start"}
+
+
+def _as_read(engine: Mapping[str, Any], release: str) -> Mapping[str, Any]:
+    try:
+        return plain_numbers(engine, release)
+    except FlagError:
+        return engine  # a rule says what is wrong with the release
 
 
 def over_nodes(host: Host | None, engine: Mapping[str, Any]) -> Host | None:

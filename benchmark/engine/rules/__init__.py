@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import nccl
-from ..flags import FlagError, canonical_key, release_at_least, releases, resolve_release
+from ..flags import FlagError, canonical_key, plain_numbers, release_at_least, releases, resolve_release
 from ..hardware import Host
 from ..layout import Layout
 from ..models import ModelShape
@@ -51,7 +51,7 @@ def check(configuration: Mapping[str, Any], shape: ModelShape | None, host: Host
     """
     known, verdicts = _known_release(release)
     given = configuration.get("engine") or {}
-    engine = {canonical_key(str(key)): value for key, value in given.items()}
+    engine = {canonical_key(str(key)): value for key, value in plain_numbers(given, known).items()}
     if len(engine) < len(given):
         verdicts += command.twice(given, known)
     environment = dict(configuration.get("environment") or {})

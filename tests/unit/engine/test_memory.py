@@ -172,6 +172,15 @@ def test_an_fp4_cache_has_scales(model, tp, cell):
     assert found.kv_bytes_per_token == cell
 
 
+def test_llama_4_keeps_less_of_its_chunked_layers():
+    """36 of 48 layers hold 0.8 of the tokens: 1 head x 256 numbers x 2 bytes x (12 + 0.8 x 36)."""
+    flags = {"tp_size": 8, "mem_fraction_static": 0.8, "context_length": 131072}
+    found = plan("llama-4-scout-17b-16e-instruct", "8x H100", **flags)
+    assert found.kv_bytes_per_token == int(512 * (12 + 0.8 * 36))
+    whole = plan("llama-4-scout-17b-16e-instruct", "8x H100", disable_hybrid_swa_memory=True, **flags)
+    assert whole.kv_bytes_per_token == 512 * 48
+
+
 def test_pipeline_stages_split_the_cache_by_layers():
     found = plan("kimi-k2.6", RTX, tp_size=4, pp_size=2, **SHARED)
     # 31 layers x 576 x 2 bytes on the second stage, which also has one layer of experts more.

@@ -242,3 +242,12 @@ def test_a_prefill_under_attention_dp_is_of_all_ranks():
     risks = {chunk: plan(shared | {"chunked_prefill_size": chunk}, shape, host)["risk"] for chunk in (8192, 16384)}
     assert "long prefills may run out of memory" in risks[16384]
     assert "long prefills" not in risks[8192]
+
+
+def test_numbers_with_units_are_read_as_the_engine_reads_them():
+    engine = {"tp_size": 8, "mem_fraction_static": 0.88, "chunked_prefill_size": "8Ki"}
+    found = plan(engine | {"context_length": "32k"})
+    assert found["memory"]["context_length"] == 32_000
+    assert found["memory"]["chunked_prefill_size"] == 8192
+    assert found == plan(engine | {"context_length": 32_000, "chunked_prefill_size": 8192})
+    assert plan(engine | {"context_length": "32K"})["verdict"] == "rejected"
