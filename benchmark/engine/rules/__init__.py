@@ -12,13 +12,13 @@ from ..hardware import Host
 from ..layout import Layout
 from ..models import ModelShape
 from ..verdict import SEVERITIES, Rule, Verdict
-from . import command, experts, parallel, pipeline, settings, transport
+from . import command, contradictions, experts, parallel, pipeline, settings, transport
 from .command import dead_flags
 from .subject import Subject
 
 __all__ = ["Rule", "UnknownRule", "Verdict", "check", "dead_flags", "explain", "rules"]
 
-_SUBJECTS = (command, parallel, experts, pipeline, settings, transport)
+_SUBJECTS = (command, parallel, experts, pipeline, settings, contradictions, transport)
 
 
 class UnknownRule(ValueError):  # noqa: N818  (a sibling of UnknownModel and UnknownHardware)
