@@ -105,9 +105,13 @@ def separate_draft(engine: Mapping[str, Any], shape: ModelShape) -> bool:
 _AS_STORED = ("", "none", "unquant", "auto", "awq", "awq_marlin", "gptq", "gptq_marlin", "marlin", "moe_wna16")
 
 
-def lightened(engine: Mapping[str, Any], shape: ModelShape) -> tuple[str, ...]:
-    """What makes the weights on a GPU smaller than they are counted, a sentence each."""
+def guessed(engine: Mapping[str, Any], shape: ModelShape) -> tuple[str, ...]:
+    """Why the weights on a GPU may not be what is counted, a sentence each."""
     found = []
+    if shape.taken_for:
+        found.append(
+            f"{shape.architecture} is not known to the planner, and is counted as a model of {shape.taken_for}."
+        )
     asked = str(engine.get("quantization") or "").lower()
     if asked not in _AS_STORED and not shape.quantization:
         found.append(f"quantization {asked} makes the weights smaller while they load, and they are counted as stored.")

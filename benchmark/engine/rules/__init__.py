@@ -12,7 +12,7 @@ from ..hardware import Host
 from ..layout import Layout
 from ..models import ModelShape
 from ..verdict import SEVERITIES, Rule, Verdict
-from . import command, contradictions, experts, parallel, pipeline, settings, transport
+from . import command, contradictions, experts, parallel, pipeline, room, settings, transport
 from .command import dead_flags
 from .subject import Subject
 
@@ -27,7 +27,7 @@ class UnknownRule(ValueError):  # noqa: N818  (a sibling of UnknownModel and Unk
 
 def rules() -> tuple[Rule, ...]:
     """All rules, by subject."""
-    return tuple(rule for subject in _SUBJECTS for rule in subject.RULES) + nccl.RULES
+    return tuple(rule for subject in _SUBJECTS for rule in subject.RULES) + nccl.RULES + room.RULES
 
 
 def explain(rule_id: str) -> Rule:

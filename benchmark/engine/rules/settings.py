@@ -256,10 +256,11 @@ def _memory(subject: Subject) -> Iterator[Verdict]:
         return  # a value that is no number; the command line's rules say so
     if plan.failure is None or plan.min_fraction >= plan.max_fraction:
         return
-    low, high = plan.min_fraction, plan.max_fraction
+    low = plan.min_fraction
+    high = plan.roomy_fraction if plan.roomy_fraction > low else plan.max_fraction
     sentence = (
         f"Without mem_fraction_static SGLang takes {plan.mem_fraction_static:.3f}, and this split starts between "
-        f"{low:.3f} and {high:.3f}."
+        f"{low:.3f} and {plan.max_fraction:.3f}."
     )
     advice = f"Set mem_fraction_static between {low:.2f} and {high:.2f}, such as {(low + high) / 2:.2f}."
     message = (
