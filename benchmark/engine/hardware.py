@@ -105,8 +105,8 @@ def _gpu(
 
 # name, memory.total MiB, reserved MiB, GB/s, (bf16, fp8, fp4) TFLOPS dense, compute capability, NVLink GB/s, PCIe.
 # Rates and bandwidths: the makers' data sheets and, for GeForce cards, whitepapers (half of the "with sparsity"
-# figures, bf16 with 32-bit accumulation). NVIDIA publishes none of H20, H20-3e, L20 and RTX 6000D; theirs are third-party.
-# memory.total: nvidia-smi logs.
+# figures, bf16 with 32-bit accumulation). NVIDIA publishes none of H20, H20-3e, L20 and RTX 6000D; theirs are of third
+# parties. memory.total: nvidia-smi logs.
 # Reserved: RTX PRO 6000 636 MiB (nvidia-smi -q of a public log); H200 616 MiB (143,771 MiB less the 139.80 GiB
 # that PyTorch tells in tests/captures/failures/graph_oom.log); others near these, by the same ratio.
 # A rate of 0 in fp8 or fp4 of older GPUs is the bf16 rate: weights are widened, then multiplied.
