@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .budget import (
+    MIDDLE,
     ServerDefaults,
     build_options,
     default_fraction,
@@ -20,6 +21,7 @@ from .budget import (
     guessed,
     kv_cell,
     linear_states,
+    multimodal,
     pre_load_free_bytes,
     prefill_bytes,
     running_requests,
@@ -27,6 +29,7 @@ from .budget import (
     separate_draft,
     server_defaults,
 )
+from .flags import release_at_least
 from .hardware import GIB, MIB, Host
 from .layout import Layout
 from .models import ModelShape
@@ -173,7 +176,7 @@ def plan_memory(
     free = measured or int(pre_load_free_bytes(host, layout).expected)
     cells = [kv_cell(shape, layout, stage, engine, host, release) for stage in range(layout.pp)]
     fraction, is_default = _fraction(engine, shape, layout, host, release)
-    reserve = _reserve(shape, engine)
+    reserve = _reserve(shape, engine, release)
     # A draft that loads after the pool is sized takes from what lies outside the budget.
     late = () if drafts_counted(release) else _draft_bytes(shape, layout, options)
     drafts = late or (0,) * layout.pp
@@ -296,8 +299,10 @@ def _fraction(
     return default_fraction(engine, shape, layout, host, release), True
 
 
-def _reserve(shape: ModelShape, engine: Mapping[str, Any]) -> int:
-    if not shape.multimodal:
+def _reserve(shape: ModelShape, engine: Mapping[str, Any], release: str) -> int:
+    """What the pool leaves a vision tower (0.5.23 kv_cache_configurator.py, mm_runtime_reservation_gb); 0.5.11 leaves
+    nothing (model_executor/model_runner_kv_cache_mixin.py:64)."""
+    if not multimodal(engine, shape) or not release_at_least(release, MIDDLE):
         return 0
     transport = str(engine.get("mm_feature_transport") or "")
     return VISION_RESERVE_BYTES + (GIB if transport in ("cuda_ipc", "cuda_vmm") else 0)

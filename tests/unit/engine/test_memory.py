@@ -138,6 +138,16 @@ def test_tokens_of_tp8_at_fractions(fraction, tokens):
     assert found.token_capacity == pytest.approx(tokens, abs=8e3)
 
 
+def test_a_vision_tower_is_left_room_since_the_release_that_does_so():
+    """100 MiB for its embeddings in 0.5.23, 1 GiB more with CUDA IPC; in 0.5.11 nothing."""
+    old, new, ipc = (
+        plan("kimi-k2.6", RTX, release, tp_size=8, **SHARED, **more)
+        for release, more in (("0.5.11", {}), ("0.5.23", {}), ("0.5.23", {"mm_feature_transport": "cuda_ipc"}))
+    )
+    assert old.kv_pool_bytes - new.kv_pool_bytes == pytest.approx(100 * MIB, abs=70272)
+    assert new.kv_pool_bytes - ipc.kv_pool_bytes == pytest.approx(GIB, abs=70272)
+
+
 def test_fp8_halves_the_cache():
     two = plan("kimi-k2.6", RTX, tp_size=8, kv_cache_dtype="fp8_e4m3", **SHARED)
     one = plan("kimi-k2.6", RTX, tp_size=8, **SHARED)
