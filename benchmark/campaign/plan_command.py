@@ -60,12 +60,14 @@ def read_catalogue(source: str | None) -> dict[str, dict[str, Any]]:
 
 
 def read_hardware(text: str) -> Host:
-    """A host by count and GPU, or from a file that holds what
-    `nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max --format=csv` printed there.
+    """A host by count and GPU, or from what `nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max --format=csv`
+    printed there: a file of it, or its lines.
 
     Raises:
         UnknownHardware: neither, or a GPU that is not in the table.
     """
+    if "\n" in text.strip():
+        return from_nvidia_smi(text)
     try:
         return from_nvidia_smi(Path(text).read_text(encoding="utf-8")) if Path(text).is_file() else find_host(text)
     except (OSError, UnicodeDecodeError) as error:

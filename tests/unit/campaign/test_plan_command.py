@@ -56,6 +56,7 @@ def test_hardware_from_what_nvidia_smi_printed(catalogue, tmp_path):
     assert planned(*catalogue, "--hardware", told) == planned(*catalogue)
     told.write_text("name, memory.total [MiB], pcie.link.gen.max\nNVIDIA H200, 131483 MiB, 5\n")
     small, whole = planned(*catalogue, "--hardware", told), planned(*catalogue)
+    assert planned(*catalogue, "--hardware", told.read_text()) == small
     assert small["weights_bytes"] == whole["weights_bytes"]
     # 12,288 MiB less at a fraction of 0.7.
     fewer = (whole["memory"]["kv_pool_bytes"] - small["memory"]["kv_pool_bytes"]) / 2**20
