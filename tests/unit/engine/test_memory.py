@@ -292,6 +292,24 @@ def test_captured_batches_of_two_captures():
     assert graph_sizes({"disable_cuda_graph": True}, large, 256) == ()
 
 
+@pytest.mark.parametrize(
+    ("engine", "running", "count", "last"),
+    [
+        # 1, 2, 4, 8, 12, then 16 to 96 by 8, and the largest itself.
+        ({"cuda_graph_max_bs": 100}, 2048, 5 + 11 + 1, (96, 100)),
+        ({"cuda_graph_max_bs": 100}, 50, 5 + 5 + 1, (48, 50)),
+        ({"cuda_graph_bs": [1, 8, 64]}, 2048, 3, (8, 64)),
+        ({"cuda_graph_bs": [1, 8, 64]}, 48, 3, (8, 48)),
+        # 1 to 8, 10 to 32 by 2, 40 to 64 by 4.
+        ({"cuda_graph_max_bs": 64, "speculative_algorithm": "EAGLE"}, 2048, 8 + 12 + 7, (60, 64)),
+        ({"cuda_graph_max_bs": 10, "disable_cuda_graph_padding": True}, 2048, 10, (9, 10)),
+    ],
+)
+def test_the_largest_batch_has_a_graph_of_its_own(engine, running, count, last):
+    sizes = graph_sizes(engine, server_defaults(engine, Layout(tp=8), RTX, RELEASE), running)
+    assert (len(sizes), sizes[-2:]) == (count, last)
+
+
 def test_segments_of_the_allocator():
     # 40 MiB alone; 3 MiB and 9 MiB share 20 MiB; half a MiB takes 2.
     assert segment_bytes([40 * MIB]) == 40 * MIB
@@ -333,7 +351,7 @@ def test_states_of_a_hybrid_model_are_sized_by_requests_only_without_a_radix_cac
 
 def test_a_draft_that_loads_after_the_pool_is_sized_takes_from_the_rest():
     """0.5.11: as many tokens as without one, and so much less stays free."""
-    flags = {"tp_size": 8, "mem_fraction_static": 0.8, "max_running_requests": 48}
+    flags = {"tp_size": 8, "mem_fraction_static": 0.8, "max_running_requests": 48, "disable_cuda_graph": True}
     without, drafting = (plan("deepseek-v3", "8x H200", **flags, speculative_algorithm=a) for a in (None, "EAGLE"))
     assert drafting.token_capacity == without.token_capacity
     taken = drafting.weights_bytes - without.weights_bytes + without.token_capacity * 1152
