@@ -132,7 +132,9 @@ def plan(
     concurrencies: Annotated[str, typer.Option(help="The ladder.")] = "1,8,64,256",
     catalogue: Annotated[str | None, typer.Option(help="A YAML file of configurations; - for JSON on stdin.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Every split of the host, ranked, ready to paste.")] = False,
-    explain: Annotated[str | None, typer.Option(metavar="RULE", help="What a rule demands, and why.")] = None,
+    explain: Annotated[
+        str | None, typer.Option(metavar="RULE", help="What a rule demands, and why; `list` names them.")
+    ] = None,
     calibrate: Annotated[
         Path | None, typer.Option(help="Campaigns that correct the plan; ./campaigns without.")
     ] = None,

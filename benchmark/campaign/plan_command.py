@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from ..engine import configuration as conf
@@ -19,7 +20,7 @@ from ..engine.calibration import Calibration, from_campaigns, measured_host, rea
 from ..engine.hardware import GIB, Host, UnknownHardware, find_host, from_nvidia_smi
 from ..engine.models import ModelShape, UnknownModel, load_model
 from ..engine.plan import plan_configuration
-from ..engine.rules import explain
+from ..engine.rules import explain, rules
 from ..engine.search import search
 from ..load.workload import WorkloadError, named
 from .playbooks import PROJECT
@@ -28,6 +29,8 @@ CATALOGUE = PROJECT / "group_vars/all/configs.yml"
 # As for a sweep: below the folder that the user stands in.
 CAMPAIGNS = Path("campaigns")
 
+# Wider than any table.
+NO_LIMIT = 10_000
 _RUNS, _REJECTED, _USAGE = 0, 1, 2
 
 
@@ -57,12 +60,14 @@ def read_catalogue(source: str | None) -> dict[str, dict[str, Any]]:
 
 
 def read_hardware(text: str) -> Host:
-    """A host by count and GPU, or from a file that holds what
-    `nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max --format=csv` printed there.
+    """A host by count and GPU, or from what `nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max --format=csv`
+    printed there: a file of it, or its lines.
 
     Raises:
         UnknownHardware: neither, or a GPU that is not in the table.
     """
+    if "\n" in text.strip():
+        return from_nvidia_smi(text)
     try:
         return from_nvidia_smi(Path(text).read_text(encoding="utf-8")) if Path(text).is_file() else find_host(text)
     except (OSError, UnicodeDecodeError) as error:
@@ -143,9 +148,12 @@ def plan_command(
     else:
         console.print(f"{shape.name} on {host.name}, SGLang {release}, workload {workload}", highlight=False)
         _say_evidence(calibration, host, console)
-        console.print(plan_table(plans), highlight=False)
+        show_table(plans, console)
         for plan in plans:
-            console.print(f"{plan['name']}: {plan['sentence']}", highlight=False, markup=False, soft_wrap=True)
+            told_by = f" (rule: {', '.join(plan['told_by'])})" if plan["told_by"] else ""
+            console.print(f"{plan['name']}: {plan['sentence']}{told_by}", highlight=False, markup=False, soft_wrap=True)
+        if any(plan["told_by"] for plan in plans):
+            console.print("shardsweep plan --explain RULE tells more of a rule.", style="dim", highlight=False)
         console.print("Predictions are ranges, not measurements.", style="dim")
     return _REJECTED if any(plan["verdict"] == "rejected" for plan in plans) else _RUNS
 
@@ -159,16 +167,31 @@ def _say_evidence(calibration: Calibration | None, host: Host, console: Console)
         console.print(f"all-reduces as this host's check measured them, over {groups} GPUs", highlight=False)
 
 
-def plan_table(plans: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("configuration", no_wrap=True)
+def show_table(plans: list[dict[str, Any]], console: Console) -> None:
+    """The table, with the risks below it where the screen is too narrow for a column of them."""
+    table = plan_table(plans)
+    if Measurement.get(console, console.options.update(max_width=NO_LIMIT), table).minimum <= console.width:
+        console.print(table, highlight=False)
+        return
+    console.print(plan_table(plans, risks=False), highlight=False)
+    of_risk: dict[str, list[str]] = {}
+    for plan in plans:
+        of_risk.setdefault(plan["risk"], []).append(plan["name"])
+    for risk, names in of_risk.items():
+        console.print(f"risk {risk}: {', '.join(names)}", highlight=False, markup=False)
+
+
+def plan_table(plans: list[dict[str, Any]], *, risks: bool = True) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if risks else 1, 0, 0))
+    table.add_column("configuration" if risks else "split", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for name in ("GPUs", "weights\nGiB/GPU", "KV cache\ntokens", "streams\nreached", "one user\ntok/s", "peak\ntok/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("risk", min_width=20)
+    if risks:
+        table.add_column("risk", min_width=20)
     for plan in plans:
         speed = plan["speed"] or {}
-        table.add_row(
+        cells = [
             plan["name"],
             plan["verdict"],
             f"{plan['gpus_used'] or '?'}/{plan['gpus_there'] or '?'}",
@@ -177,8 +200,8 @@ def plan_table(plans: list[dict[str, Any]]) -> Table:
             str(plan["concurrency_reached"] or ""),
             _range(speed.get("single_user")),
             _range(speed.get("peak")),
-            escape(plan["risk"]),
-        )
+        ]
+        table.add_row(*cells, *([escape(plan["risk"])] if risks else []))
     return table
 
 
@@ -201,9 +224,12 @@ def _search(
     if as_json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return _RUNS
-    console.print(f"{len(found)} splits of {shape.name} over {host.name}, best first", highlight=False)
+    count = host.count * host.nodes
+    console.print(
+        f"{len(found)} splits of {shape.name} over all {count} GPUs of {host.name}, best first", highlight=False
+    )
     _say_evidence(calibration, host, console)
-    console.print(plan_table([entry["plan"] for entry in found]), highlight=False)
+    show_table([entry["plan"] for entry in found], console)
     entries = {entry["name"]: entry["entry"] for entry in found if entry["plan"]["verdict"] != "rejected"}
     console.print("\nAs catalogue entries:", style="dim")
     sys.stdout.write(yaml.safe_dump({"sglang_site_configs": entries}, sort_keys=False, width=100))
@@ -211,7 +237,11 @@ def _search(
 
 
 def explain_command(rule: str, console: Console) -> int:
-    """Print one rule: what it demands, why, and what to do."""
+    """Print one rule: what it demands, why, and what to do; or, for `list`, every rule's name and title."""
+    if rule == "list":
+        for known in rules():
+            console.print(f"{known.id}: {known.title}", highlight=False, markup=False, soft_wrap=True)
+        return _RUNS
     try:
         found = explain(rule)
     except (KeyError, ValueError) as error:

@@ -105,9 +105,13 @@ def separate_draft(engine: Mapping[str, Any], shape: ModelShape) -> bool:
 _AS_STORED = ("", "none", "unquant", "auto", "awq", "awq_marlin", "gptq", "gptq_marlin", "marlin", "moe_wna16")
 
 
-def lightened(engine: Mapping[str, Any], shape: ModelShape) -> tuple[str, ...]:
-    """What makes the weights on a GPU smaller than they are counted, a sentence each."""
+def guessed(engine: Mapping[str, Any], shape: ModelShape) -> tuple[str, ...]:
+    """Why the weights on a GPU may not be what is counted, a sentence each."""
     found = []
+    if shape.taken_for:
+        found.append(
+            f"{shape.architecture} is not known to the planner, and is counted as a model of {shape.taken_for}."
+        )
     asked = str(engine.get("quantization") or "").lower()
     if asked not in _AS_STORED and not shape.quantization:
         found.append(f"quantization {asked} makes the weights smaller while they load, and they are counted as stored.")
@@ -174,15 +178,25 @@ def graphs_disabled(engine: Mapping[str, Any]) -> bool:
 
 
 def graph_sizes(engine: Mapping[str, Any], defaults: ServerDefaults, running: int) -> tuple[int, ...]:
-    """Batch sizes that get a decode graph: 1, 2, 4, 8 to 24 by 4 or 8, then by 8, by 16 from 256, by 32 from 512."""
+    """Batch sizes that get a decode graph: 1, 2, 4, 8 to 24 by 4 or 8, then by 8, by 16 from 256, by 32 from 512, and
+    the largest; more of the small ones with speculation (0.5.11 server_args.py:1497-1528, 0.5.23
+    arg_groups/cuda_graph_hook.py:500). None is above the requests that may run, and those have one
+    (0.5.11 model_executor/cuda_graph_runner.py:496-522).
+    """
     if graphs_disabled(engine):
         return ()
     given = engine.get("cuda_graph_bs_decode") or engine.get("cuda_graph_bs")
-    if given:
-        return tuple(sorted(int(size) for size in given))
     most = min(defaults.graph_max_batch, running)
-    sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, most + 1, 32)]
-    return tuple(size for size in sizes if size <= most) or (1,)
+    if given:
+        sizes = [int(size) for size in given]
+        most = min(max(sizes), running)
+    elif engine.get("disable_cuda_graph_padding"):
+        sizes = list(range(1, most + 1))
+    elif engine.get("speculative_algorithm"):
+        sizes = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), *range(272, most + 1, 16)]
+    else:
+        sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, most + 1, 32)]
+    return tuple(sorted({size for size in sizes if size < most} | {most}))
 
 
 def multimodal(engine: Mapping[str, Any], shape: ModelShape) -> bool:

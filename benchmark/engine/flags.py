@@ -7,6 +7,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from importlib import resources
 from typing import Any
 
@@ -117,6 +118,27 @@ def _bad_value(flag: str, value: Any, expected: str) -> FlagError:
 
 _HUMAN_INTEGER = re.compile(r"-?\d+|\d+(?:\.\d+)?[kMGT]|\d+[KMGT]i")
 """As the engine's human_readable_int reads them (srt/utils/common.py): `128k` and `128Ki`, never `128K`."""
+
+_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def human_integer(value: Any) -> Any:
+    """`128k` -> 128000 and `128Ki` -> 131072, as the engine's human_readable_int; anything else as it is."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)", value.strip()) if isinstance(value, str) else None
+    if not match or ("." in match[1] and match[2].endswith("i")):
+        return value
+    return int(Decimal(match[1]) * _UNITS[match[2]])
+
+
+def plain_numbers(engine: Mapping[str, Any], release: str) -> dict[str, Any]:
+    """Settings with the numbers that the engine reads: those of whole-number flags without their units.
+
+    Raises:
+        FlagError: the release cannot be placed among the known ones.
+    """
+    table = flag_table(release)
+    whole = {key for key in engine if (table.get(flag_name(str(key))) or {}).get("kind") == "int"}
+    return {key: human_integer(value) if key in whole else value for key, value in engine.items()}
 
 
 def _scalar(flag: str, value: Any, spec: Mapping[str, Any]) -> str:

@@ -56,6 +56,8 @@ class Formats:
     dense: Format = BF16
     attention: Format = BF16
     lm_head: Format = BF16
+    linear_gates: Format = BF16
+    """in_proj_b and in_proj_a of linear attention."""
 
 
 PLAIN = Formats()
@@ -68,6 +70,7 @@ _MODULES = {
     "dense": ("model.layers.0.mlp.down_proj",),
     "attention": ("model.layers.5.self_attn.o_proj",),
     "lm_head": ("lm_head",),
+    "linear_gates": ("model.layers.5.linear_attn.in_proj_ba", "model.layers.5.linear_attn.in_proj_b"),
 }
 # Methods that never quantize the head (SGLang keeps ParallelLMHead as it is stored: bf16).
 _CONTAINERS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")

@@ -104,7 +104,9 @@ def _gpu(
 
 
 # name, memory.total MiB, reserved MiB, GB/s, (bf16, fp8, fp4) TFLOPS dense, compute capability, NVLink GB/s, PCIe.
-# Rates and bandwidths: NVIDIA's data sheets (half of the "with sparsity" figures). memory.total: nvidia-smi logs.
+# Rates and bandwidths: the makers' data sheets and, for GeForce cards, whitepapers (half of the "with sparsity"
+# figures, bf16 with 32-bit accumulation). NVIDIA publishes none of H20, H20-3e, L20 and RTX 6000D; theirs are of third
+# parties. memory.total: nvidia-smi logs.
 # Reserved: RTX PRO 6000 636 MiB (nvidia-smi -q of a public log); H200 616 MiB (143,771 MiB less the 139.80 GiB
 # that PyTorch tells in tests/captures/failures/graph_oom.log); others near these, by the same ratio.
 # A rate of 0 in fp8 or fp4 of older GPUs is the bf16 rate: weights are widened, then multiplied.
@@ -115,17 +117,28 @@ GPUS = (
     _gpu("RTX 6000D", 85651, 600, 1568, (300.0, 600.0, 1200.0), (12, 0)),
     _gpu("RTX 5090", 32607, 500, 1792, (209.5, 419.0, 1676.0), (12, 0)),
     _gpu("RTX 4090", 24564, 480, 1008, (165.2, 330.3, 330.3), (8, 9), pcie=4),
+    _gpu("RTX 3090", 24576, 480, 936, (71.2, 71.2, 71.2), (8, 6), pcie=4),
+    _gpu("RTX A6000", 49140, 500, 768, (154.8, 154.8, 154.8), (8, 6), pcie=4),
+    _gpu("RTX 6000 Ada", 49140, 500, 960, (364.2, 728.5, 728.5), (8, 9), pcie=4),
+    _gpu("L4", 23034, 480, 300, (121.0, 242.5, 242.5), (8, 9), pcie=4),
     _gpu("L40S", 46068, 500, 864, (362.1, 733.0, 733.0), (8, 9), pcie=4),
     _gpu("L20", 46068, 500, 864, (119.5, 239.0, 239.0), (8, 9), pcie=4),
+    _gpu("A100 40GB PCIe", 40960, 500, 1555, (312.0, 312.0, 312.0), (8, 0), pcie=4),
+    _gpu("A100 40GB", 40960, 500, 1555, (312.0, 312.0, 312.0), (8, 0), 300, pcie=4),
     _gpu("A100 80GB PCIe", 81920, 600, 1935, (312.0, 312.0, 312.0), (8, 0), pcie=4),
     _gpu("A100 80GB", 81920, 600, 2039, (312.0, 312.0, 312.0), (8, 0), 300, pcie=4),
+    _gpu("A800 80GB PCIe", 81920, 600, 1935, (312.0, 312.0, 312.0), (8, 0), pcie=4),
+    _gpu("A800 80GB", 81920, 600, 2039, (312.0, 312.0, 312.0), (8, 0), 200, pcie=4),
     _gpu("H20", 97871, 600, 4000, (148.0, 296.0, 296.0), (9, 0), 450),
+    _gpu("H20-3e", 143771, 616, 4800, (148.0, 296.0, 296.0), (9, 0), 450),
+    _gpu("H800", 81559, 580, 3352, (989.4, 1978.9, 1978.9), (9, 0), 200),
     _gpu("H100 PCIe", 81559, 580, 2039, (756.0, 1513.0, 1513.0), (9, 0)),
     _gpu("H100 NVL", 95830, 600, 3938, (835.0, 1671.0, 1671.0), (9, 0), 300),
     _gpu("H100 80GB", 81559, 580, 3352, (989.4, 1978.9, 1978.9), (9, 0), 450),
     _gpu("H200 NVL", 143771, 616, 4800, (835.5, 1671.0, 1671.0), (9, 0), 450),
     _gpu("H200", 143771, 616, 4800, (989.4, 1978.9, 1978.9), (9, 0), 450),
     _gpu("B200", 183359, 730, 8000, (2250.0, 4500.0, 9000.0), (10, 0), 900),
+    _gpu("GB200", 189471, 750, 8000, (2500.0, 5000.0, 10000.0), (10, 0), 900),
     _gpu("B300", 275040, 1000, 8000, (2250.0, 4500.0, 13500.0), (10, 3), 900),
     _gpu("MI300X", 196592, 0, 5300, (1307.4, 2614.9, 2614.9), (9, 4), 448),
     _gpu("MI355X", 294896, 0, 8000, (2500.0, 5000.0, 10000.0), (9, 5), 537),
@@ -144,6 +157,12 @@ _ALIASES = {
     "h100": "h100 80gb",
     "h100 80gb pcie": "h100 pcie",
     "a100": "a100 80gb",
+    "a100-pcie-40gb": "a100 40gb pcie",
+    "a100 40gb pcie": "a100 40gb pcie",
+    "a100-40gb": "a100 40gb",
+    "a6000": "rtx a6000",
+    "a800": "a800 80gb",
+    "b300 ac": "b300",
     "a100 80gb sxm": "a100 80gb",
     "a100-80gb": "a100 80gb",
     "a100-pcie-80gb": "a100 80gb pcie",

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .budget import (
+    MIDDLE,
     ServerDefaults,
     build_options,
     default_fraction,
     drafts_counted,
     graph_bytes,
     graph_sizes,
+    guessed,
     kv_cell,
-    lightened,
     linear_states,
+    multimodal,
     pre_load_free_bytes,
     prefill_bytes,
     running_requests,
@@ -27,6 +29,7 @@ from .budget import (
     separate_draft,
     server_defaults,
 )
+from .flags import release_at_least
 from .hardware import GIB, MIB, Host
 from .layout import Layout
 from .models import ModelShape
@@ -43,7 +46,24 @@ FLASHINFER_WORKSPACE_BYTES = int(0.75 * GIB)
 # A vision model keeps room for its embedding cache (SGLANG_VLM_CACHE_SIZE_MB=100; 1 GiB more with CUDA IPC).
 VISION_RESERVE_BYTES = 100 * MIB
 
+# Free memory below this for each token of a chunk is worth a warning. The engine's own default keeps 1.5 MiB a token
+# (memory_hook.py:281). With 0.7 MiB eight RTX PRO 6000 serve Kimi K2.6 (fraction 0.94, chunks of 8,092; rtx6kpro); with
+# 0.56 or less four died of a prefill (Qwen3.5-397B-A17B-NVFP4, fraction 0.8, chunks of 32,768; InferenceX), with 0.67
+# eight H200 (GLM-5.2-FP8, attention DP 8, fraction 0.85, chunks of 16,384; gpustack).
+PREFILL_RESERVE = int(0.68 * MIB)
 _DRAFT_UNCOUNTED = "The draft model is not counted: its weights and its cache take memory beside the model's."
+
+
+@dataclass(frozen=True)
+class Fractions:
+    """Values of --mem-fraction-static."""
+
+    least: float
+    """The smallest that starts."""
+    roomy: float
+    """The largest that leaves room for prefills."""
+    most: float
+    """The largest that starts."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +101,8 @@ class MemoryPlan:
     graph_bytes: int
     prefill_bytes: int
     """Peak of activations during the largest prefill chunk; outside every budget of the engine."""
+    prefill_reserve_bytes: int
+    """What should stay free so that no prefill is in danger."""
     slack_bytes: int
     """What stays free when the engine serves, before activations."""
     max_running_requests: int
@@ -91,12 +113,14 @@ class MemoryPlan:
     mem_fraction_static: float
     fraction_is_default: bool
     min_fraction: float
+    roomy_fraction: float
+    """The largest fraction that leaves `prefill_reserve_bytes` free; below `min_fraction` if none does."""
     max_fraction: float
     margin_bytes: int
     """Room to the nearest failure of the start; negative if it fails."""
     failure: MemoryFailure | None
-    lightened: tuple[str, ...] = ()
-    """What makes weights smaller than they are counted."""
+    guessed: tuple[str, ...] = ()
+    """Why the weights may not be what is counted."""
     uncounted: tuple[str, ...] = ()
     """What takes memory and is not counted."""
 
@@ -152,7 +176,7 @@ def plan_memory(
     free = measured or int(pre_load_free_bytes(host, layout).expected)
     cells = [kv_cell(shape, layout, stage, engine, host, release) for stage in range(layout.pp)]
     fraction, is_default = _fraction(engine, shape, layout, host, release)
-    reserve = _reserve(shape, engine)
+    reserve = _reserve(shape, engine, release)
     # A draft that loads after the pool is sized takes from what lies outside the budget.
     late = () if drafts_counted(release) else _draft_bytes(shape, layout, options)
     drafts = late or (0,) * layout.pp
@@ -168,7 +192,9 @@ def plan_memory(
     room = int(free - sized[worst] - free * (1 - fraction) - reserve - state)
     least = sized[worst] + reserve + state
     most = least + (free - weights - state - beside.total) * cells[worst].sized / cell
-    fractions = ((least + cells[worst].sized) / free, most / free)
+    prefill = prefill_bytes(shape, layout, beside.defaults.chunked_prefill_size, beside.context)
+    spare = max(prefill, PREFILL_RESERVE * max(0, beside.defaults.whole_chunk))
+    fractions = Fractions((least + cells[worst].sized) / free, (most - spare) / free, most / free)
     failure = (
         _weights_failure(shape, layout, options, host, free)
         or _kv_failure(layout, host, weights, free, fraction, room, cell, fractions)
@@ -186,7 +212,8 @@ def plan_memory(
         state_bytes=state,
         request_table_bytes=beside.table,
         graph_bytes=beside.graphs,
-        prefill_bytes=prefill_bytes(shape, layout, beside.defaults.chunked_prefill_size, beside.context),
+        prefill_bytes=prefill,
+        prefill_reserve_bytes=spare,
         slack_bytes=max(0, free - weights - tokens * cell - state - beside.total),
         max_running_requests=beside.running,
         chunked_prefill_size=beside.defaults.chunked_prefill_size,
@@ -194,11 +221,12 @@ def plan_memory(
         context_length=beside.context,
         mem_fraction_static=fraction,
         fraction_is_default=is_default,
-        min_fraction=fractions[0],
-        max_fraction=fractions[1],
+        min_fraction=fractions.least,
+        roomy_fraction=fractions.roomy,
+        max_fraction=fractions.most,
         margin_bytes=min(free - max(held), room, outside - beside.total),
         failure=failure,
-        lightened=lightened(engine, shape),
+        guessed=guessed(engine, shape),
         uncounted=(_DRAFT_UNCOUNTED,) if separate_draft(engine, shape) else (),
     )
 
@@ -271,8 +299,10 @@ def _fraction(
     return default_fraction(engine, shape, layout, host, release), True
 
 
-def _reserve(shape: ModelShape, engine: Mapping[str, Any]) -> int:
-    if not shape.multimodal:
+def _reserve(shape: ModelShape, engine: Mapping[str, Any], release: str) -> int:
+    """What the pool leaves a vision tower (0.5.23 kv_cache_configurator.py, mm_runtime_reservation_gb); 0.5.11 leaves
+    nothing (model_executor/model_runner_kv_cache_mixin.py:64)."""
+    if not multimodal(engine, shape) or not release_at_least(release, MIDDLE):
         return 0
     transport = str(engine.get("mm_feature_transport") or "")
     return VISION_RESERVE_BYTES + (GIB if transport in ("cuda_ipc", "cuda_vmm") else 0)
@@ -360,7 +390,7 @@ def _kv_failure(
     fraction: float,
     room: int,
     cell: int,
-    fractions: tuple[float, float],
+    fractions: Fractions,
 ) -> MemoryFailure | None:
     if room >= cell:
         return None
@@ -379,7 +409,7 @@ def _graph_failure(
     free: int,
     outside: int,
     beside: _Beside,
-    fractions: tuple[float, float],
+    fractions: Fractions,
 ) -> MemoryFailure | None:
     if beside.total <= outside:
         return None
@@ -391,9 +421,11 @@ def _graph_failure(
     return MemoryFailure("graphs", None, None, beside.total, max(0, outside), free - outside, sentence)
 
 
-def _advice(fractions: tuple[float, float]) -> str:
-    """What to set instead: between the smallest and the largest fraction that start."""
-    least, most = fractions
+def _advice(fractions: Fractions) -> str:
+    """What to set instead: between the smallest fraction that starts and the largest that also has room to work."""
+    least, roomy, most = fractions.least, fractions.roomy, fractions.most
     if least >= most:
         return "No fraction leaves room for both; use more GPUs, fewer running requests or a shorter context."
-    return f"Set it between {least:.3f} and {most:.3f}."
+    if least >= roomy:
+        return f"Between {least:.3f} and {most:.3f} it starts, without room for a long prefill."
+    return f"Set it between {least:.3f} and {roomy:.3f}; up to {most:.3f} it starts, without room for a long prefill."

@@ -96,6 +96,8 @@ class ModelShape:
     formats: Formats = PLAIN
     vision: Vision | None = None
     quantization: str = ""
+    taken_for: str = ""
+    """The model type whose arithmetic is used for an architecture that is not known; empty if it is known."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The config.json that it was read from."""
 
@@ -251,7 +253,9 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
         raise ValueError("an MLP has no width")
     method = str(quantization.get("quant_method") or quantization.get("quant_algo") or "")
     formats = read_formats(quantization)
-    return replace(shape, formats=formats, vision=_vision(config), quantization=method, config=config)
+    taken_for = kind if architecture and architecture not in _ARCHITECTURES else ""
+    vision = _vision(config)
+    return replace(shape, formats=formats, vision=vision, quantization=method, taken_for=taken_for, config=config)
 
 
 def _vision(config: Mapping[str, Any]) -> Vision | None:
@@ -371,11 +375,13 @@ def _gpt_oss(text: Mapping[str, Any], name: str, architecture: str) -> ModelShap
 
 
 def _llama4(text: Mapping[str, Any], name: str, architecture: str) -> ModelShape:
-    width = int(text["intermediate_size"])
+    """Three layers of chunked attention to one of full (SGLang 0.5.11 configs/model_config.py:1546-1572)."""
+    width, layers = int(text["intermediate_size"]), int(text["num_hidden_layers"])
     return _moe(
         text,
         name,
         architecture,
+        sliding_layers=layers - layers // 4,
         moe_intermediate=width,
         shared_intermediate=width,
         intermediate=int(text.get("intermediate_size_mlp") or width),
@@ -426,4 +432,20 @@ _TYPE_OF_ARCHITECTURE = {
     "MixtralForCausalLM": "mixtral",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+# Architectures whose tensors were read in the engine's source. Another one of a known model type is taken for it, in
+# doubt.
+_ARCHITECTURES = frozenset(_TYPE_OF_ARCHITECTURE) | {
+    "Glm4MoeForCausalLM",
+    "GlmMoeDsaForCausalLM",
+    "GptOssForCausalLM",
+    "Llama4ForCausalLM",
+    "Llama4ForConditionalGeneration",
+    "MiniMaxM2ForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
 }

@@ -7,12 +7,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .calibration import Calibration
-from .hardware import GIB, MIB, Host
+from .flags import FlagError, plain_numbers
+from .hardware import GIB, Host
 from .layout import Layout
 from .memory import MemoryPlan, plan_memory
 from .models import ModelShape
 from .ranges import Range
 from .rules import check
+from .rules.room import OF_STAGE
 from .step import StepModel, predict_ladder
 from .verdict import Verdict
 
@@ -22,11 +24,6 @@ TELLING_NOTES = ("dead-flag", "unused-gpus")
 # A prediction this close to the edge could go either way. Public cases: weights within 3 %, free memory within 0.5 GiB.
 DOUBTFUL_BYTES = 2 * GIB
 CALIBRATED_DOUBTFUL_BYTES = GIB // 2
-# Free memory below this for each token of a chunk is worth a warning. The engine's own default keeps 1.5 MiB a token
-# (memory_hook.py:281). With 0.7 MiB eight RTX PRO 6000 serve Kimi K2.6 (fraction 0.94, chunks of 8,092; rtx6kpro); with
-# 0.56 or less four died of a prefill (Qwen3.5-397B-A17B-NVFP4, fraction 0.8, chunks of 32,768; InferenceX), with 0.67
-# eight H200 (GLM-5.2-FP8, attention DP 8, fraction 0.85, chunks of 16,384; gpustack).
-PREFILL_RESERVE = int(0.68 * MIB)
 
 
 def plan_configuration(
@@ -41,9 +38,28 @@ def plan_configuration(
     """Predict one resolved configuration.
 
     Without a shape or a host only the rules speak. `verdict` is `runs`, `doubtful` or `rejected`; `sentence` says
-    why in the user's words. Quantities that are estimates are {"low", "expected", "high"}.
+    why in the user's words, and `told_by` which rules speak in it. Quantities that are estimates are {"low",
+    "expected", "high"}.
     """
-    engine = configuration.get("engine") or {}
+    found = _plan(configuration, shape, host, release, workload, ladder, calibration)
+    said = [rule["rule"] for rule in found["rules"] if rule["sentence"] in found["sentence"]]
+    failure = (found["memory"] or {}).get("failure")
+    if failure and failure["sentence"] in found["sentence"]:
+        said.append(OF_STAGE[failure["stage"]])
+    return found | {"told_by": list(dict.fromkeys(said))}
+
+
+def _plan(
+    configuration: Mapping[str, Any],
+    shape: ModelShape | None,
+    host: Host | None,
+    release: str,
+    workload: Mapping[str, Any] | None,
+    ladder: Iterable[int],
+    calibration: Calibration | None,
+) -> dict[str, Any]:
+    engine = _as_read(configuration.get("engine") or {}, release)
+    configuration = {**configuration, "engine": engine}
     if (spread := over_nodes(host, engine)) is not host:
         # What one host showed of its links says nothing of a network.
         host, calibration = spread, None
@@ -74,6 +90,13 @@ def plan_configuration(
         return result | {"verdict": "rejected", "sentence": sentence, "risk": "does not start"}
 
 
+def _as_read(engine: Mapping[str, Any], release: str) -> Mapping[str, Any]:
+    try:
+        return plain_numbers(engine, release)
+    except FlagError:
+        return engine  # a rule says what is wrong with the release
+
+
 def over_nodes(host: Host | None, engine: Mapping[str, Any]) -> Host | None:
     """The host as so many equal ones as the configuration asks for (`nnodes`)."""
     try:
@@ -90,6 +113,7 @@ def _frame(
         "name": configuration.get("name", ""),
         "verdict": "runs",
         "sentence": "",
+        "told_by": [],
         "gpus_used": None,
         "gpus_there": host.count * host.nodes if host else None,
         "weights_bytes": None,
@@ -171,15 +195,15 @@ def judge(
     margin = CALIBRATED_DOUBTFUL_BYTES if calibrated else DOUBTFUL_BYTES
     failure = memory.failure
     if failure is not None:
-        if memory.lightened:
-            return "doubtful", f"It may start: {' '.join(memory.lightened)} So counted: {failure.sentence}"
+        if memory.guessed:
+            return "doubtful", f"It may start: {' '.join(memory.guessed)} So counted: {failure.sentence}"
         if memory.margin_bytes < -margin:
             return "rejected", failure.sentence
         short = -memory.margin_bytes / GIB
         return "doubtful", f"Probably will not start ({short:.1f} GiB short). {failure.sentence}"
     doubts = [
         *memory.uncounted,
-        *memory.lightened,
+        *memory.guessed,
         *(verdict.sentence for verdict in verdicts if verdict.severity == "doubt"),
     ]
     used = f"Uses {layout.gpus} of {host.count * host.nodes} GPUs"
@@ -211,8 +235,7 @@ def risk_of(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, runnin
         swing = memory.weights_bytes / memory.kv_pool_bytes
         if swing >= 5:
             risks.append(f"1 % more weights take {swing:.0f} % of the KV cache")
-    reserve = max(memory.prefill_bytes, PREFILL_RESERVE * memory.chunked_prefill_size * layout.attention_dp)
-    if not memory.failure and memory.slack_bytes < reserve:
+    if not memory.failure and memory.slack_bytes < memory.prefill_reserve_bytes:
         risks.append("long prefills may run out of memory")
     if memory.graph_max_batch == 0:
         risks.append("no decode graphs: slow steps")
@@ -223,7 +246,7 @@ def risk_of(memory: MemoryPlan, layout: Layout, host: Host, verdict: str, runnin
 
 def _memory_dict(memory: MemoryPlan) -> dict[str, Any]:
     found = asdict(replace(memory, parts=dict(memory.parts)))
-    for key in ("stages", "lightened", "uncounted"):
+    for key in ("stages", "guessed", "uncounted"):
         found[key] = list(found[key])
     return found
 

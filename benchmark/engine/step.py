@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .budget import graph_sizes, graphs_disabled, server_defaults
+from .budget import graph_sizes, graphs_disabled, prefill_graphs_on, server_defaults
 from .communication import Collective, collectives, seconds
-from .flags import release_at_least
 from .hardware import Host
-from .layout import A2A_BACKENDS, Layout
+from .layout import Layout
 from .memory import MemoryPlan
 from .models import ModelShape
 from .ranges import Range, independent_sum
@@ -116,25 +115,12 @@ class StepModel:
         return self._steps[key]
 
     def prefill_graphs(self, tokens: int) -> bool:
-        """Whether a prefill of this many tokens on one rank runs from (piecewise) CUDA graphs.
-
-        On by default since 0.5.10; the engine turns it off by itself for these settings
-        (server_args.py, _handle_piecewise_cuda_graph, and its successor since 0.5.15).
-        """
+        """Whether a prefill of this many tokens on one rank runs from (piecewise) CUDA graphs."""
         engine, shape, layout = self.engine, self.shape, self.layout
-        wanted = release_at_least(self.release, "0.5.10") or bool(engine.get("enable_piecewise_cuda_graph"))
-        if engine.get("disable_piecewise_cuda_graph") or engine.get("disable_prefill_cuda_graph"):
-            wanted = False
-        backend = str(engine.get("moe_a2a_backend") or "none")
-        unfit = layout.pp > 1 or layout.attention_dp > 1 or backend in A2A_BACKENDS
-        unfit = unfit or any(engine.get(key) for key in ("enable_torch_compile", "enable_lora", "cpu_offload_gb"))
-        unfit = unfit or (shape.multimodal and not release_at_least(self.release, "0.5.15"))
-        if unfit and not engine.get("enforce_piecewise_cuda_graph"):
-            wanted = False
         chunk = server_defaults(engine, layout, self.host, self.release).chunked_prefill_size
         largest = int(engine.get("piecewise_cuda_graph_max_tokens") or 0)
         largest = largest or (MLA_PIECEWISE_TOKENS if shape.attention == "mla" else max(chunk, 0))
-        return wanted and tokens <= largest
+        return tokens <= largest and prefill_graphs_on(engine, shape, layout, self.release)
 
     def decode_parts(self, batch: int, context_tokens: int) -> dict[str, list[Range]]:
         """The parts of a decode step before calibration, by PARTS."""

@@ -136,10 +136,12 @@ def known_model(source: Any, config: Mapping[str, Any] | None = None) -> ModelSh
 
 def known_host(gpus: Sequence[Mapping[str, Any]], **changes: Any) -> Host | None:
     """The host that these GPUs make; None where one of the GPUs is not in the table. `changes`: as `find_host` takes
-    them.
+    them. The slowest slot counts, where the host tells its PCIe generation.
     """
     if not gpus:
         return None
+    if generations := [int(gpu["pcie_generation_max"]) for gpu in gpus if gpu.get("pcie_generation_max")]:
+        changes = {"pcie_generation": min(generations)} | changes
     try:
         return find_host(f"{len(gpus)}x {gpus[0]['name']}", **changes)
     except UnknownHardware:

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import nccl
-from ..flags import FlagError, canonical_key, release_at_least, releases, resolve_release
+from ..flags import FlagError, canonical_key, plain_numbers, release_at_least, releases, resolve_release
 from ..hardware import Host
 from ..layout import Layout
 from ..models import ModelShape
 from ..verdict import SEVERITIES, Rule, Verdict
-from . import command, experts, parallel, pipeline, settings, transport
+from . import command, contradictions, experts, parallel, pipeline, room, settings, transport
 from .command import dead_flags
 from .subject import Subject
 
 __all__ = ["Rule", "UnknownRule", "Verdict", "check", "dead_flags", "explain", "rules"]
 
-_SUBJECTS = (command, parallel, experts, pipeline, settings, transport)
+_SUBJECTS = (command, parallel, experts, pipeline, settings, contradictions, transport)
 
 
 class UnknownRule(ValueError):  # noqa: N818  (a sibling of UnknownModel and UnknownHardware)
@@ -27,7 +27,7 @@ class UnknownRule(ValueError):  # noqa: N818  (a sibling of UnknownModel and Unk
 
 def rules() -> tuple[Rule, ...]:
     """All rules, by subject."""
-    return tuple(rule for subject in _SUBJECTS for rule in subject.RULES) + nccl.RULES
+    return tuple(rule for subject in _SUBJECTS for rule in subject.RULES) + nccl.RULES + room.RULES
 
 
 def explain(rule_id: str) -> Rule:
@@ -51,7 +51,7 @@ def check(configuration: Mapping[str, Any], shape: ModelShape | None, host: Host
     """
     known, verdicts = _known_release(release)
     given = configuration.get("engine") or {}
-    engine = {canonical_key(str(key)): value for key, value in given.items()}
+    engine = {canonical_key(str(key)): value for key, value in plain_numbers(given, known).items()}
     if len(engine) < len(given):
         verdicts += command.twice(given, known)
     environment = dict(configuration.get("environment") or {})

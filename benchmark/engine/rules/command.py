@@ -166,6 +166,8 @@ def _setting(key: str, value: Any, release: str) -> Iterator[Verdict]:
     elif longer:
         names = [name.lstrip("-").replace("-", "_") for name in longer]
         sentence = f"{key} is not a flag but the beginning of {', '.join(names[:4])}."
+        if len(names) == 1:
+            sentence = f"{key} is short for {names[0]}, and a configuration's flags are written out: releases differ."
         yield _PREFIX.verdict("reject", sentence, message=message, advice=f"Write {names[0]} if that is meant.")
     else:
         yield _COMMAND.verdict("reject", text, message=message)

@@ -20,8 +20,9 @@ _COUNT = Rule(
 _FEWER = Rule(
     "tp-larger-than-experts",
     "tp_size cannot exceed the number of experts",
-    "The engine refuses more tensor-parallel ranks than experts.",
-    "SGLang 0.5.23 models/deepseek_v2.py:714; 0.5.11 models/deepseek_v2.py:411",
+    "Some models refuse more tensor-parallel ranks than experts: DeepSeek, Kimi, GLM, MiniMax and Qwen.",
+    "SGLang 0.5.23 models/deepseek_v2.py:714; 0.5.11 models/deepseek_v2.py:411, glm4_moe.py:419, minimax_m2.py:473, "
+    "qwen2_moe.py:212, qwen3_moe.py:247",
     "Tensor parallel size X is greater than the number of experts Y.",
     "Use a smaller tp_size and more pipeline stages.",
 )
@@ -57,7 +58,7 @@ _BLOCK_OTHER = Rule(
     "Shared experts and dense layers must be cut into whole blocks too",
     "They are split over the whole tensor-parallel group, whatever ep_size is, and are block-quantized like the "
     "experts.",
-    "SGLang 0.5.23 layers/quantization/fp8.py:605; sgl-project/sglang#26107",
+    "SGLang 0.5.23 layers/quantization/fp8.py:605; sgl-project/sglang#26107, #19045",
     "Weight output_partition_size = X is not divisible by weight quantization block_n = 128.",
     "Use a smaller tp_size with more pipeline stages.",
 )
@@ -185,6 +186,21 @@ RULES = (
 # Models that put a lone shared expert among the routed ones, where it is cut like them.
 _FUSE_SHARED = frozenset({"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM"})
 
+# Models that compare the two when they are built; Mixtral, gpt-oss and Llama 4 do not.
+_REFUSE_MORE_RANKS = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GlmMoeDsaForCausalLM",
+    "KimiK25ForConditionalGeneration",
+    "MiniMaxM2ForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+
 
 def check(subject: Subject) -> Iterator[Verdict]:
     """Verdicts on experts. Widths that do not nest are another rule's matter."""
@@ -199,7 +215,7 @@ def check(subject: Subject) -> Iterator[Verdict]:
         if layout.whole:
             yield from _other_blocks(subject, shape)
         return
-    if layout.tp > shape.experts:
+    if layout.tp > shape.experts and shape.architecture in _REFUSE_MORE_RANKS:
         message = f"Tensor parallel size {layout.tp} is greater than the number of experts {shape.experts}."
         sentence = f"tp {layout.tp} is more than the {shape.experts} experts of {shape.name}."
         yield _FEWER.verdict("reject", sentence, message=message)
@@ -265,10 +281,27 @@ def _other_blocks(subject: Subject, shape: ModelShape) -> Iterator[Verdict]:
         fused = shape.architecture in _FUSE_SHARED and not subject.on("disable_shared_experts_fusion")
         severity = "doubt" if fused else "reject"
         yield from _whole_blocks(shape.shared_intermediate, tp, shape.formats.shared, "Shared experts", severity)
+    yield from _linear_gates(subject, shape)
     if shape.intermediate and not all(shape.moe):
         size = subject.whole_number("moe_dense_tp_size") if subject.given("moe_dense_tp_size") else tp
         if size >= 1:
             yield from _whole_blocks(shape.intermediate, size, shape.formats.dense, "Dense layers", "reject")
+
+
+def _linear_gates(subject: Subject, shape: ModelShape) -> Iterator[Verdict]:
+    """The small projections of linear attention, in_proj_b and in_proj_a: one output for each value head."""
+    block = shape.formats.linear_gates.block[0]
+    if not shape.linear or not block or not subject.attention_tp:
+        return
+    shard = shape.linear.value_heads // subject.attention_tp
+    if shard % block:
+        message = f"Weight output_partition_size = {shard} is not divisible by weight quantization block_n = {block}."
+        sentence = (
+            f"Linear attention's gates of {shape.linear.value_heads} heads over {subject.attention_tp} ranks are "
+            f"{shard} wide, not a multiple of the block of {block}, and the checkpoint does not leave them unquantized."
+        )
+        advice = "Use a checkpoint whose modules_to_not_convert name linear_attn.in_proj_b and in_proj_a."
+        yield _BLOCK_OTHER.verdict("doubt", sentence, message=message, advice=advice)
 
 
 def _whole_blocks(width: int, ranks: int, form: Format, what: str, severity: str) -> Iterator[Verdict]:

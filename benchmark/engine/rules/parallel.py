@@ -190,7 +190,10 @@ def check(subject: Subject) -> Iterator[Verdict]:
     layout = subject.layout
     for name in ("tp", "pp", "ep", "attention_dp", "dp", "nnodes", "dcp"):
         if (width := getattr(layout, name)) < 1:
-            yield _POSITIVE.verdict("reject", f"{name} is {width}; a width is at least 1.")
+            message = None
+            if name == "attention_dp" and subject.number("attn_dp_size") is not None:
+                message = f"--attn-dp-size must be positive (got {width})."
+            yield _POSITIVE.verdict("reject", f"{name} is {width}; a width is at least 1.", message=message)
             return
     yield from _gpus(subject)
     yield from _experts_in_tp(subject)
@@ -253,7 +256,11 @@ def _experts_in_tp(subject: Subject) -> Iterator[Verdict]:
         yield _EP_LARGER.verdict("reject", sentence, advice=advice + (wider if fits else ""))
     elif layout.tp % layout.ep:
         sentence = f"ep {layout.ep} does not divide tp {layout.tp}; {layout.tp % layout.ep} ranks would have no group."
-        yield _EP_DIVIDES.verdict("reject", sentence, advice=advice)
+        message = None
+        if subject.shape is not None and subject.shape.formats.experts.block[0]:
+            # model_executor/model_runner.py:1075 asks before the groups are made.
+            message = f"tp_size {layout.tp} must be divisible by ep_size {layout.ep}"
+        yield _EP_DIVIDES.verdict("reject", sentence, advice=advice, message=message)
 
 
 def _data_parallel(subject: Subject) -> Iterator[Verdict]:
@@ -269,7 +276,11 @@ def _data_parallel(subject: Subject) -> Iterator[Verdict]:
             yield _ADP_OLD.verdict("note", sentence)
     if layout.attention_dp > 1 and layout.dp > 1:
         sentence = f"dp_size {layout.dp} (replicas) and attn_dp_size {layout.attention_dp} cannot go together."
-        yield _DP_BOTH.verdict("reject", sentence)
+        message = (
+            f"--dp-size {layout.dp} with --attn-dp-size {layout.attention_dp}: data-parallel replicas combined with "
+            "attention data parallelism are not supported."
+        )
+        yield _DP_BOTH.verdict("reject", sentence, message=message)
     if subject.on("enable_dp_lm_head") and layout.attention_dp == 1:
         severity, effect = ("reject", "is refused") if layout.dp > 1 else ("note", "does nothing")
         message = None if subject.since("0.5.22") else "Please enable dp attention when setting enable_dp_lm_head."
@@ -297,7 +308,9 @@ def _context_parallel(subject: Subject) -> Iterator[Verdict]:
     if tp % (cp * layout.attention_dp):
         sentence = f"attn_cp_size {cp} x attention DP {layout.attention_dp} does not divide tp {tp}."
         if cp > 1:
-            yield _CONTEXT.verdict("reject", sentence)
+            name = "attn_dp_size" if subject.since("0.5.22") else "dp_size"
+            message = f"tp_size must be divisible by {name} * attn_cp_size" if tp % cp == 0 else None
+            yield _CONTEXT.verdict("reject", sentence, message=message)
     if moe_dp > 1 and tp % moe_dp:
         message = "tp_size must be divisible by moe_dp_size"
         yield _CONTEXT.verdict("reject", f"moe_dp_size {moe_dp} does not divide tp {tp}.", message=message)

@@ -238,7 +238,14 @@ def _memory(subject: Subject) -> Iterator[Verdict]:
     if subject.given("mem_fraction_static"):
         if fraction is None or not 0 < fraction < 1:
             shown = subject.engine["mem_fraction_static"]
-            yield _FRACTION.verdict("reject", f"mem_fraction_static is {shown}; it is a share between 0 and 1.")
+            message = None
+            if fraction is not None and fraction <= 0:
+                message = (
+                    "Not enough memory. Please try to increase --mem-fraction-static. Current value: "
+                    f"mem_fraction_static={shown}"
+                )
+            sentence = f"mem_fraction_static is {shown}; it is a share between 0 and 1."
+            yield _FRACTION.verdict("reject", sentence, message=message)
         return
     shape, host, layout = subject.shape, subject.host, subject.layout
     if shape is None or host is None or not layout.whole or layout.gpus > (subject.gpus_there or 0):
@@ -249,13 +256,24 @@ def _memory(subject: Subject) -> Iterator[Verdict]:
         return  # a value that is no number; the command line's rules say so
     if plan.failure is None or plan.min_fraction >= plan.max_fraction:
         return
-    low, high = plan.min_fraction, plan.max_fraction
+    low = plan.min_fraction
+    high = plan.roomy_fraction if plan.roomy_fraction > low else plan.max_fraction
     sentence = (
         f"Without mem_fraction_static SGLang takes {plan.mem_fraction_static:.3f}, and this split starts between "
-        f"{low:.3f} and {high:.3f}."
+        f"{low:.3f} and {plan.max_fraction:.3f}."
     )
     advice = f"Set mem_fraction_static between {low:.2f} and {high:.2f}, such as {(low + high) / 2:.2f}."
-    yield _FRACTION_DEFAULT.verdict("doubt", sentence, advice=advice)
+    message = (
+        f"Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static={plan.mem_fraction_static}."
+    )
+    if plan.failure.stage == "graphs":
+        message = "Capture cuda graph failed: CUDA out of memory."
+    elif not subject.since("0.5.17"):
+        message = (
+            "Not enough memory. Please try to increase --mem-fraction-static. Current value: "
+            f"mem_fraction_static={plan.mem_fraction_static}"
+        )
+    yield _FRACTION_DEFAULT.verdict("doubt", sentence, message=message, advice=advice)
 
 
 def _limits(subject: Subject) -> Iterator[Verdict]:

@@ -45,6 +45,7 @@ def test_the_catalogue_says_what_is_wrong_without_another_page():
     assert "expert parallelism divides the tensor-parallel group and adds none" in text
     assert "request of 672.00 MiB" in text
     assert "tp2ep4: ep 4 is larger than tp 2" in text
+    assert "(rule: will-not-fit)" in text and "(rule: ep-larger-than-tp)" in text
     assert "num_continuous_decode_steps is parsed by SGLang 0.5.11 and read by nothing" in text
 
 
@@ -55,6 +56,7 @@ def test_hardware_from_what_nvidia_smi_printed(catalogue, tmp_path):
     assert planned(*catalogue, "--hardware", told) == planned(*catalogue)
     told.write_text("name, memory.total [MiB], pcie.link.gen.max\nNVIDIA H200, 131483 MiB, 5\n")
     small, whole = planned(*catalogue, "--hardware", told), planned(*catalogue)
+    assert planned(*catalogue, "--hardware", told.read_text()) == small
     assert small["weights_bytes"] == whole["weights_bytes"]
     # 12,288 MiB less at a fraction of 0.7.
     fewer = (whole["memory"]["kv_pool_bytes"] - small["memory"]["kv_pool_bytes"]) / 2**20
@@ -86,6 +88,9 @@ def test_a_rule_is_explained():
     assert "The engine says: ZeroDivisionError: integer division or modulo by zero" in text
     assert "Instead:" in text
     assert "Source:" in text
+    listed = plan("--explain", "list").stdout.splitlines()
+    assert "ep-larger-than-tp: ep_size cannot be larger than tp_size" in listed
+    assert len(listed) > 50
     near = plan("--explain", "ep-larger-than-tq")
     assert near.exit_code == 2
     assert "ep-larger-than-tp" in near.output
@@ -141,6 +146,20 @@ def test_damaged_records_are_passed_over(catalogue, tmp_path):
     kept = tmp_path / "campaigns" / "mini-moe-short" / "h200" / "mini"
     next(kept.rglob("record.json")).write_text('{"engine": ')
     assert "11 starts" in planned(*catalogue, "--calibrate", tmp_path / "campaigns")["calibrated_on"]
+
+
+@pytest.mark.parametrize("words", [[], ["--search"]])
+def test_a_narrow_screen_cuts_no_word(words):
+    wide, narrow = (
+        CliRunner().invoke(application, ["plan", "--no-calibration", *words], env={"COLUMNS": columns}).stdout
+        for columns in ("200", "80")
+    )
+    assert "…" not in narrow
+    # Every risk in the wide table's column is told in full below or beside the narrow one.
+    risks = [line.split("  ")[-1].strip() for line in wide.splitlines() if "runs" in line and "/8" in line]
+    told = " ".join(narrow.split())
+    assert risks
+    assert all(word in told for risk in risks for word in risk.split())
 
 
 def test_search_lists_entries_ready_to_paste(tmp_path):

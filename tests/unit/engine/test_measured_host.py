@@ -10,7 +10,7 @@ from benchmark.engine.hardware import allreduce_rows, find_host
 from benchmark.engine.layout import Layout
 from benchmark.engine.models import load_model
 from benchmark.engine.step import StepModel
-from benchmark.engine.sweep import corrected, plan
+from benchmark.engine.sweep import corrected, known_host, plan
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "nccl"
 H200 = [{"name": "NVIDIA H200"}] * 2
@@ -124,3 +124,9 @@ def test_what_a_sweep_has_measured_corrects_what_is_left_of_it():
     assert ttft["before"] < 0.032 < 0.035 < ttft["after"]
     assert after["two"] == planned[1]
     assert corrected(planned, [], SETTING) == planned
+
+
+def test_the_slowest_slot_of_a_host_counts():
+    told = [{"name": "NVIDIA L40S", "pcie_generation_max": generation} for generation in (4, 3)]
+    assert known_host(told).pcie_generation == 3
+    assert known_host([{"name": "NVIDIA L40S"}]).pcie_generation == 4

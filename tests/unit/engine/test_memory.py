@@ -138,6 +138,16 @@ def test_tokens_of_tp8_at_fractions(fraction, tokens):
     assert found.token_capacity == pytest.approx(tokens, abs=8e3)
 
 
+def test_a_vision_tower_is_left_room_since_the_release_that_does_so():
+    """100 MiB for its embeddings in 0.5.23, 1 GiB more with CUDA IPC; in 0.5.11 nothing."""
+    old, new, ipc = (
+        plan("kimi-k2.6", RTX, release, tp_size=8, **SHARED, **more)
+        for release, more in (("0.5.11", {}), ("0.5.23", {}), ("0.5.23", {"mm_feature_transport": "cuda_ipc"}))
+    )
+    assert old.kv_pool_bytes - new.kv_pool_bytes == pytest.approx(100 * MIB, abs=70272)
+    assert new.kv_pool_bytes - ipc.kv_pool_bytes == pytest.approx(GIB, abs=70272)
+
+
 def test_fp8_halves_the_cache():
     two = plan("kimi-k2.6", RTX, tp_size=8, kv_cache_dtype="fp8_e4m3", **SHARED)
     one = plan("kimi-k2.6", RTX, tp_size=8, **SHARED)
@@ -170,6 +180,15 @@ def test_a_modelopt_checkpoint_may_ask_for_an_fp8_cache(fields, layer):
 def test_an_fp4_cache_has_scales(model, tp, cell):
     found = plan(model, "8x B200", tp_size=tp, kv_cache_dtype="fp4_e2m1", mem_fraction_static=0.85)
     assert found.kv_bytes_per_token == cell
+
+
+def test_llama_4_keeps_less_of_its_chunked_layers():
+    """36 of 48 layers hold 0.8 of the tokens: 1 head x 256 numbers x 2 bytes x (12 + 0.8 x 36)."""
+    flags = {"tp_size": 8, "mem_fraction_static": 0.8, "context_length": 131072}
+    found = plan("llama-4-scout-17b-16e-instruct", "8x H100", **flags)
+    assert found.kv_bytes_per_token == int(512 * (12 + 0.8 * 36))
+    whole = plan("llama-4-scout-17b-16e-instruct", "8x H100", disable_hybrid_swa_memory=True, **flags)
+    assert whole.kv_bytes_per_token == 512 * 48
 
 
 def test_pipeline_stages_split_the_cache_by_layers():
@@ -273,6 +292,24 @@ def test_captured_batches_of_two_captures():
     assert graph_sizes({"disable_cuda_graph": True}, large, 256) == ()
 
 
+@pytest.mark.parametrize(
+    ("engine", "running", "count", "last"),
+    [
+        # 1, 2, 4, 8, 12, then 16 to 96 by 8, and the largest itself.
+        ({"cuda_graph_max_bs": 100}, 2048, 5 + 11 + 1, (96, 100)),
+        ({"cuda_graph_max_bs": 100}, 50, 5 + 5 + 1, (48, 50)),
+        ({"cuda_graph_bs": [1, 8, 64]}, 2048, 3, (8, 64)),
+        ({"cuda_graph_bs": [1, 8, 64]}, 48, 3, (8, 48)),
+        # 1 to 8, 10 to 32 by 2, 40 to 64 by 4.
+        ({"cuda_graph_max_bs": 64, "speculative_algorithm": "EAGLE"}, 2048, 8 + 12 + 7, (60, 64)),
+        ({"cuda_graph_max_bs": 10, "disable_cuda_graph_padding": True}, 2048, 10, (9, 10)),
+    ],
+)
+def test_the_largest_batch_has_a_graph_of_its_own(engine, running, count, last):
+    sizes = graph_sizes(engine, server_defaults(engine, Layout(tp=8), RTX, RELEASE), running)
+    assert (len(sizes), sizes[-2:]) == (count, last)
+
+
 def test_segments_of_the_allocator():
     # 40 MiB alone; 3 MiB and 9 MiB share 20 MiB; half a MiB takes 2.
     assert segment_bytes([40 * MIB]) == 40 * MIB
@@ -314,7 +351,7 @@ def test_states_of_a_hybrid_model_are_sized_by_requests_only_without_a_radix_cac
 
 def test_a_draft_that_loads_after_the_pool_is_sized_takes_from_the_rest():
     """0.5.11: as many tokens as without one, and so much less stays free."""
-    flags = {"tp_size": 8, "mem_fraction_static": 0.8, "max_running_requests": 48}
+    flags = {"tp_size": 8, "mem_fraction_static": 0.8, "max_running_requests": 48, "disable_cuda_graph": True}
     without, drafting = (plan("deepseek-v3", "8x H200", **flags, speculative_algorithm=a) for a in (None, "EAGLE"))
     assert drafting.token_capacity == without.token_capacity
     taken = drafting.weights_bytes - without.weights_bytes + without.token_capacity * 1152

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from benchmark.engine.calibration import PRIOR, Calibration, Factor
 from benchmark.engine.configuration import resolve
 from benchmark.engine.hardware import GIB, find_host
-from benchmark.engine.models import load_model
+from benchmark.engine.models import from_config, load_model, shipped_models
 from benchmark.engine.plan import plan_configuration
 from benchmark.engine.ranges import Range
+from benchmark.engine.rules import explain
 
 ROOT = Path(__file__).parents[3]
 CATALOGUE = yaml.safe_load((ROOT / "group_vars" / "all" / "configs.yml").read_text())["sglang_configs"]
@@ -242,3 +243,57 @@ def test_a_prefill_under_attention_dp_is_of_all_ranks():
     risks = {chunk: plan(shared | {"chunked_prefill_size": chunk}, shape, host)["risk"] for chunk in (8192, 16384)}
     assert "long prefills may run out of memory" in risks[16384]
     assert "long prefills" not in risks[8192]
+
+
+def test_numbers_with_units_are_read_as_the_engine_reads_them():
+    engine = {"tp_size": 8, "mem_fraction_static": 0.88, "chunked_prefill_size": "8Ki"}
+    found = plan(engine | {"context_length": "32k"})
+    assert found["memory"]["context_length"] == 32_000
+    assert found["memory"]["chunked_prefill_size"] == 8192
+    assert found == plan(engine | {"context_length": 32_000, "chunked_prefill_size": 8192})
+    assert plan(engine | {"context_length": "32K"})["verdict"] == "rejected"
+
+
+@pytest.mark.parametrize(
+    ("engine", "rule"),
+    [
+        ({"tp_size": 4, "mem_fraction_static": 0.88}, "will-not-fit"),
+        ({"tp_size": 8, "mem_fraction_static": 0.7}, "no-kv-room"),
+        # 2049 x 262,148 x 4 bytes of request table: 2.0 GiB, of 0.9 that are left.
+        ({"tp_size": 8, "mem_fraction_static": 0.99}, "no-graph-room"),
+        ({"tp_size": 2, "ep_size": 4}, "ep-larger-than-tp"),
+    ],
+)
+def test_a_plan_names_the_rules_that_speak_in_it(engine, rule):
+    found = plan(engine)
+    assert rule in found["told_by"]
+    assert explain(rule).title
+
+
+def test_a_plan_without_a_complaint_names_no_rule():
+    assert plan({"tp_size": 8, "mem_fraction_static": 0.88, "context_length": 32768})["told_by"] == []
+
+
+def test_the_fraction_that_is_advised_leaves_room_for_a_prefill():
+    """Kimi K2.6, tp8: 0.68 MiB for each of 8192 tokens are 5.4 of 93.9 GiB, 0.058 below the largest that starts."""
+    shared = {"tp_size": 8, "context_length": 32768, "max_running_requests": 64}
+    found = plan(shared | {"mem_fraction_static": 0.7})
+    memory = found["memory"]
+    assert memory["max_fraction"] - memory["roomy_fraction"] == pytest.approx(8192 * 0.68 / 1024 / 93.94, abs=0.001)
+    low, high, most = (memory[key] for key in ("min_fraction", "roomy_fraction", "max_fraction"))
+    assert f"Set it between {low:.3f} and {high:.3f}; up to {most:.3f} it starts" in found["sentence"]
+    assert plan(shared | {"mem_fraction_static": round(high - 0.001, 3)})["risk"].count("long prefills") == 0
+    assert plan(shared | {"mem_fraction_static": round(high + 0.002, 3)})["risk"].count("long prefills") == 1
+
+
+def test_an_architecture_that_is_taken_for_another_is_doubtful():
+    config = {**load_model("llama-3.1-8b").config, "architectures": ["WeirdLlamaForCausalLM"]}
+    found = plan({}, from_config(config, "weird"), find_host("1x H100"))
+    assert found["verdict"] == "doubtful"
+    assert "WeirdLlamaForCausalLM is not known to the planner, and is counted as a model of llama" in found["sentence"]
+    assert plan({}, load_model("llama-3.1-8b"), find_host("1x H100"))["verdict"] == "runs"
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_no_shipped_shape_is_taken_for_another(name):
+    assert load_model(name).taken_for == ""

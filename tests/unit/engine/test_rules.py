@@ -84,9 +84,9 @@ def test_engine_messages_have_the_numbers_of_the_case() -> None:
     assert "192 wide" in block.sentence
     # 1536 / 4 = 384 = 3 x 128, so two, four and eight expert groups do; 256 experts divide by each.
     assert block.advice == "With tp_size 8 use ep_size 2 or 4 or 8."
-    found = check({"engine": {"tp_size": 16}}, load_model("mixtral-8x7b"), None, "0.5.23")
+    found = check({"engine": {"tp_size": 256}}, load_model("qwen3-30b-a3b"), None, "0.5.23")
     message = the("tp-larger-than-experts", found).engine_message
-    assert message == "Tensor parallel size 16 is greater than the number of experts 8."
+    assert message == "Tensor parallel size 256 is greater than the number of experts 128."
 
 
 def test_without_a_host_or_a_model_the_rest_is_still_judged() -> None:

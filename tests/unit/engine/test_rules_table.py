@@ -14,7 +14,7 @@ import pytest
 from benchmark.engine import nccl
 from benchmark.engine.hardware import find_host
 from benchmark.engine.models import from_config, load_model
-from benchmark.engine.rules import check, rules
+from benchmark.engine.rules import check, room, rules
 from benchmark.engine.verdict import SEVERITIES
 
 PRO = "8x RTX PRO 6000 Blackwell"
@@ -51,6 +51,8 @@ def fp8(**fields: Any) -> dict[str, Any]:
 
 
 CODER_480B_FP8 = fp8()
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+HYBRID_FP8 = load_model("qwen3.5-397b-a17b").config | {"quantization_config": BLOCKS}
 DENSE_FP8 = fp8(
     architectures=["Qwen3ForCausalLM"],
     model_type="qwen3",
@@ -246,8 +248,25 @@ EXPERTS = (
         "tp above the experts",
         {"tp_size": 16},
         rejects("tp-larger-than-experts"),
-        model="mixtral-8x7b",
+        model=fp8(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=2048, quantization_config=None),
         host="16x H100",
+    ),
+    # models/mixtral.py has no such check.
+    Case("tp above the experts of a model that takes it", {"tp_size": 16}, model="mixtral-8x7b", host="16x H100"),
+    Case(
+        "gates of linear attention narrower than a block",  # sgl-project/sglang#19045
+        {"tp_size": 8},
+        doubts("quantization-block-mlp"),
+        model=HYBRID_FP8,
+        host="8x H20",
+        release="0.5.11",
+    ),
+    Case(
+        "gates of linear attention left unquantized",
+        {"tp_size": 8},
+        model=HYBRID_FP8 | {"quantization_config": BLOCKS | {"modules_to_not_convert": ["re:.*in_proj_(a|b)$"]}},
+        host="8x H20",
+        release="0.5.11",
     ),
     Case("ep of a dense model", {"tp_size": 8, "ep_size": 8}, notes("ep-without-experts"), model="llama-3.1-70b"),
     # 2560 / 3 leaves 1; 151936 is padded to 151936 = 64 x 2374, and 2374 / 3 leaves 1.
@@ -570,7 +589,43 @@ LINKS = (
     ),
 )
 
-CASES = CAMPAIGN + WIDTHS + EXPERTS + STAGES + COMMANDS + SETTINGS + LINKS
+CONTRADICTIONS = (
+    Case(
+        "a hierarchy of caches without the first",
+        {"tp_size": 8, "enable_hierarchical_cache": True, "disable_radix_cache": True},
+        rejects("settings-contradict"),
+    ),
+    Case("a hierarchy of caches", {"tp_size": 8, "enable_hierarchical_cache": True}),
+    Case(
+        "multiplexing with chunks",
+        {"tp_size": 8, "enable_pdmux": True, "disable_overlap_schedule": True},
+        rejects("settings-contradict"),
+    ),
+    Case(
+        "multiplexing",
+        {"tp_size": 8, "enable_pdmux": True, "disable_overlap_schedule": True, "chunked_prefill_size": -1},
+    ),
+    Case(
+        "priorities and another policy",
+        {"tp_size": 8, "enable_priority_scheduling": True, "schedule_policy": "lpm"},
+        rejects("settings-contradict"),
+    ),
+    Case("priorities", {"tp_size": 8, "enable_priority_scheduling": True}),
+    Case("a window's share above 1", {"tp_size": 8, "swa_full_tokens_ratio": 1.5}, rejects("settings-contradict")),
+    Case("a window's share", {"tp_size": 8, "swa_full_tokens_ratio": 1.0}),
+    Case("sparse caches of another model", {"tp_size": 8, "enable_hisparse": True}, rejects("settings-contradict")),
+    Case(
+        "sparse caches",
+        {"tp_size": 8, "enable_hisparse": True, "disable_radix_cache": True},
+        model="deepseek-v3.2",
+        host="8x H200",
+        environment={},
+    ),
+    Case("GPUs from -1", {"tp_size": 8, "base_gpu_id": -1}, rejects("settings-contradict")),
+    Case("GPUs in steps of 0", {"tp_size": 8, "gpu_id_step": 0}, rejects("settings-contradict")),
+)
+
+CASES = CONTRADICTIONS + CAMPAIGN + WIDTHS + EXPERTS + STAGES + COMMANDS + SETTINGS + LINKS
 
 
 def verdicts_of(case: Case) -> list:
@@ -597,6 +652,7 @@ def test_every_rule_has_a_case() -> None:
     # In test_rules.py, for the shapes do not tell the tower's heads; in test_ask_parser.py and test_nodes.py, for hosts
     # are asked.
     out_of_reach = {"vision-heads-divide", "engine-arguments", "nodes-there"}
+    out_of_reach |= {rule.id for rule in room.RULES}  # memory's own, in test_plan.py
     assert {rule.id for rule in rules()} - {rule.id for rule in nccl.RULES} - out_of_reach <= reached
 
 
@@ -615,3 +671,32 @@ def test_verdicts_are_sentences_with_a_source_and_a_way_out() -> None:
         for verdict in found:
             assert verdict.sentence[-1] in ".'" and "\n" not in verdict.sentence, verdict
             assert verdict.source and verdict.advice, verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "model", "release", "message"),
+    [
+        ("0 groups", {"attn_dp_size": 0}, KIMI, "0.5.23", "--attn-dp-size must be positive (got 0)."),
+        ("-1 groups", {"attn_dp_size": -1}, KIMI, "0.5.23", "--attn-dp-size must be positive (got -1)."),
+        (
+            "both kinds",
+            {"attn_dp_size": 2, "dp_size": 2, "tp_size": 4},
+            KIMI,
+            "0.5.23",
+            "--dp-size 2 with --attn-dp-size 2: data-parallel replicas combined with attention data parallelism are "
+            "not supported.",
+        ),
+        (
+            "context groups",
+            {"attn_cp_size": 4, "attn_dp_size": 4},
+            "qwen3-235b-a22b",
+            "0.5.23",
+            "tp_size must be divisible by attn_dp_size * attn_cp_size",
+        ),
+        ("an ep", {"ep_size": 3}, CODER_480B_FP8, "0.5.11", "tp_size 8 must be divisible by ep_size 3"),
+        ("an ep of no blocks", {"ep_size": 3}, KIMI, "0.5.11", "AssertionError (assert self.cpu_group is not None)"),
+    ],
+)
+def test_messages_are_the_engines_own(name, engine, model, release, message) -> None:
+    found = verdicts_of(Case(name, {"tp_size": 8} | engine, {}, model=model, release=release))
+    assert message in {verdict.engine_message for verdict in found}, found

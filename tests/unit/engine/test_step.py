@@ -262,3 +262,21 @@ def test_more_work_never_takes_less(widths, one, other, context):
     assert first.expected <= second.expected * 1.0001
     assert step.decode_seconds(small, context).expected <= step.decode_seconds(small, context + 1000).expected
     assert step.prefill_seconds(small).expected <= step.prefill_seconds(large).expected * 1.0001
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "host", "engine", "graphs"),
+    [
+        # 0.5.11 takes no prefill graphs for sparse attention or towers; 0.5.23 does, for these.
+        ("0.5.11", "deepseek-v3", "8x H200", {}, True),
+        ("0.5.11", "deepseek-v3.2", "8x H200", {}, False),
+        ("0.5.23", "deepseek-v3.2", "8x H200", {}, True),
+        ("0.5.11", "kimi-k2.6", "8x H200", {}, False),
+        ("0.5.23", "kimi-k2.6", "8x H200", {}, True),
+        ("0.5.11", "deepseek-v3", "8x H200", {"enable_eplb": True}, False),
+        ("0.5.23", "deepseek-v3", "8x H200", {"disable_prefill_cuda_graph": True}, False),
+    ],
+)
+def test_prefills_run_from_graphs_where_the_release_takes_them(release, model, host, engine, graphs):
+    step = StepModel(load_model(model), Layout(tp=8), {"tp_size": 8} | engine, find_host(host), release)
+    assert step.prefill_graphs(1024) is graphs
