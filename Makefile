@@ -1,5 +1,6 @@
 # make sweep   the main job: measure the catalogue on this machine's simulated engine, and write the report
 # make test    all tests that need nothing but this folder
+# make test-long  those that take a minute or more each: chaos by the real playbooks, several nodes, a connection lost for good
 # make lint    ansible-lint (production) and ruff
 # make test-systemd   every Molecule scenario, on hosts with a real systemd (needs root on Debian; tests/hosts/README.md)
 # make chaos    faults at random moments of sweeps, and a table of what was survived (CHAOS=200 rounds, CHAOS_SEED=7;
@@ -16,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What a sweep is told: here to try also what the plan says will not fit, so that a newcomer sees a failure named.
 SWEEP ?= --confidence quick -e plan=off
 
-.PHONY: sweep test chaos test-systemd test-install lint clean format lock
+.PHONY: sweep test test-long chaos test-systemd test-install lint clean format lock
 
 sweep: $(BIN)/.controller
 	@shardsweep sweep $(SWEEP)
@@ -24,7 +25,11 @@ sweep: $(BIN)/.controller
 # The tests' own folders lie in the checkout too: their hosts' environments are installed there.
 test: $(BIN)/.test
 	@mkdir -p .cache
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --basetemp $(CURDIR)/.cache/pytest $(PYTEST)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --basetemp $(CURDIR)/.cache/pytest -m '$(MARKED)' $(PYTEST)
+
+MARKED ?= not long
+test-long: MARKED := long
+test-long: test
 
 CHAOS ?= 20
 CHAOS_SEED ?= 1

@@ -128,7 +128,7 @@ def draw(seed: int, kind: str, names: Sequence[str], gpus: int) -> Fault:
         fault.strike = lambda site, controller: site.strike("spoil", name, how, seed)
     elif kind == "corrupt record":
         how = fault.detail = chance.choice(RUBBISH)
-        fault.strike = lambda site, controller: site.strike("spoil", "records/**/record.json", how, seed)
+        fault.strike = lambda site, controller: site.strike("spoil", f"records/{victim}/**/record.json", how, seed)
     else:
         how = fault.detail = chance.choice(RUBBISH)
         fault.strike = lambda site, controller: site.spoil_kept(how, seed)

@@ -63,6 +63,7 @@ def test_what_was_under_way_goes_on_and_is_collected(site):
     assert site.serving() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["begin", "finish"])
 def test_one_that_is_lost_for_good_between_two_points_loses_nothing(site, verb):
     """Before the first start, and after the last point: the host is given up, ends its sweep, and is swept again."""

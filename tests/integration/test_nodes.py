@@ -78,6 +78,7 @@ def test_a_configuration_of_two_nodes_is_deployed_as_one_service_and_stopped_as_
     assert units(pair) == ([], [])
 
 
+@pytest.mark.long
 def test_a_sweep_measures_one_configuration_over_both_and_gives_both_back(pair):
     served = pair.play("deploy.yml", config="ep4")
     assert served.returncode == 0, said(served)
@@ -127,6 +128,7 @@ def wait_for(condition, seconds: float) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_while_it_measures_is_named_in_the_record(pair):
     pair.variables["sglang_benchmark_workload"] = {"name": "long", "prompt_tokens": 64, "output_tokens": 4000}
     sweep = begun(pair, configs="tp16", concurrencies="4")
@@ -140,6 +142,7 @@ def test_a_rank_that_is_killed_while_it_measures_is_named_in_the_record(pair):
     assert units(pair) == ([], [])
 
 
+@pytest.mark.long
 def test_a_killed_controller_leaves_neither_host_held(pair):
     pair.variables["sglang_service_lease_seconds"] = 5
     served = pair.play("deploy.yml", config="ep4")
