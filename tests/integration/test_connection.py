@@ -70,7 +70,7 @@ def test_one_that_is_lost_for_good_between_two_points_loses_nothing(site, verb):
     cut = breaking(site)
     site.variables["sglang_service_lease_seconds"] = 6
     site.variables["sglang_benchmark_concurrencies"] = [1]
-    lost = sweep(site, cut, lost_at=f'"{verb}"')
+    lost = sweep(site, cut, lost_at=f" {verb}")
     output = lost.communicate(timeout=600)[0]
     assert lost.returncode == 4, output
     assert "unreachable=1" in output

@@ -12,7 +12,7 @@ DOCUMENTATION = """
 name: breaking
 short_description: a local connection that can be lost
 description: >-
-  Lost while the file that BREAKING_CONNECTION names is there; it comes to be there when a task sends BREAKING_AT.
+  Lost while the file that BREAKING_CONNECTION names is there; it comes to be there when a task runs a command with BREAKING_AT in it.
 extends_documentation_fragment: [connection_pipelining]
 options: {}
 """
@@ -23,7 +23,7 @@ class Connection(Local):
 
     def exec_command(self, cmd, in_data=None, sudoable=True):
         cut, moment = Path(os.environ["BREAKING_CONNECTION"]), os.environ.get("BREAKING_AT", "")
-        if moment and moment.encode() in (in_data or b""):
+        if moment and moment in cmd:
             cut.touch()
         if cut.exists():
             raise AnsibleConnectionFailure("Connection timed out")
