@@ -150,6 +150,8 @@ def _stands(sweep: HostSweep, record: Record) -> bool:
     retry = sweep.asked.retry
     if record.outcome == "failed" and record.failure is not None:
         return not (retry in ("failed", "all") or (retry == "may_pass" and record.failure.may_pass))
+    if not record.complete and record.outcome == "measured":
+        return False  # whole perhaps, but not closed: its host was lost before it could be, and has no fact of it
     # A first start has the whole ladder; a later one only the rungs that it was made for.
     if record.start_number > 1:
         return record.covers(record.ladder)
