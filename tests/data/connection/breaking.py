@@ -12,7 +12,8 @@ DOCUMENTATION = """
 name: breaking
 short_description: a local connection that can be lost
 description: >-
-  Lost while the file that BREAKING_CONNECTION names is there; it comes to be there when a task runs a command with BREAKING_AT in it.
+  Lost while the file that BREAKING_CONNECTION names is there; a task that runs a command with BREAKING_AT in it
+  makes it.
 extends_documentation_fragment: [connection_pipelining]
 options: {}
 """
