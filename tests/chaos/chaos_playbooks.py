@@ -209,9 +209,6 @@ class Playbooks:
     def spoil_kept(self, how: str, seed: int) -> str | None:
         return chaos_strikes.spoil_newest(self.folder / "campaigns", "**/record.json", how, seed)
 
-    def set_clock(self, offset_seconds: float) -> str | None:
-        raise NotImplementedError("A host's clock is its machine's; the other suite has clocks that jump.")
-
     def cut(self, seconds: float) -> str | None:
         if self._console_command:
             return self.strike("cut", seconds)

@@ -94,7 +94,8 @@ class Site(Protocol):
 
     def spoil_kept(self, how: str, seed: int) -> str | None: ...
 
-    def set_clock(self, offset_seconds: float) -> str | None: ...
+    def set_clock(self, offset_seconds: float) -> str | None:
+        """Of a site whose kinds have a clock that jumps."""
 
     def cut(self, seconds: float) -> str | None: ...
 

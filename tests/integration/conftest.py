@@ -169,6 +169,20 @@ def installed_tools(tmp_path_factory, tools) -> Path:
     return tools
 
 
+@pytest.fixture
+def two(site, installed_tools):
+    """`site` with a second simulated host on this machine: its own state folder, facts and port."""
+    site.hosts["there"] = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "ansible_remote_tmp": str(site.folder / "tmp2"),
+        "sglang_tools_state": str(site.folder / "state2"),
+        "sglang_service_port": free_port(),
+        "sglang_benchmark_fact_path": str(site.folder / "facts2.d"),
+    }
+    return site
+
+
 @pytest.fixture(scope="session")
 def _shared_site(tmp_path_factory, tools):
     made = Site(tmp_path_factory.mktemp("served"), tools, free_port())

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -28,24 +27,16 @@ SPREAD = {
 
 
 @pytest.fixture
-def pair(site, installed_tools):
-    """`site` and a second host as a group of two nodes."""
-    site.hosts["there"] = {
-        "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
-        "ansible_remote_tmp": str(site.folder / "tmp2"),
-        "sglang_tools_state": str(site.folder / "state2"),
-        "sglang_service_port": free_port(),
-        "sglang_benchmark_fact_path": str(site.folder / "facts2.d"),
-    }
-    site.variables |= {
+def pair(two):
+    """`two` as a group of two nodes."""
+    two.variables |= {
         "sglang_service_nodes": ["here", "there"],
         "sglang_service_node_address": "127.0.0.1",
         "sglang_service_node_port": free_port(),
         "sglang_service_stop_seconds": 15,
         "sglang_site_configs": SPREAD,
     }
-    return site
+    return two
 
 
 def there(site, *words: str) -> dict:

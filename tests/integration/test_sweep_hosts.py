@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
-from conftest import free_port, said
+from conftest import said
 
 from benchmark.campaign.store import Campaign
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def two(site, installed_tools):
-    """`site` with a second simulated host on this machine: its own state folder, facts and port."""
-    site.hosts["there"] = {
-        "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
-        "ansible_remote_tmp": str(site.folder / "tmp2"),
-        "sglang_tools_state": str(site.folder / "state2"),
-        "sglang_service_port": free_port(),
-        "sglang_benchmark_fact_path": str(site.folder / "facts2.d"),
-    }
-    return site
 
 
 def found(site):

@@ -149,7 +149,8 @@ def _messages(spec: Spec, engines: Sequence[Mapping[str, Any]], count: int, host
     shape = known_model(spec.model)
     if shape is None or host is None:
         return replace(_KIMI_K2, tokens=(*sorted(set(spec.ladder)), *_KIMI_K2.tokens))
-    return messages([engine or {"tp_size": count} for engine in engines], shape, host, spec.release, spec.ladder)
+    # Tensor parallelism over all GPUs too: a pipeline has no all-reduce of its own, and all are to talk anyway.
+    return messages([*filter(None, engines), {"tp_size": count}], shape, host, spec.release, spec.ladder)
 
 
 def _request(spec: Spec, sent: Messages, environment: dict[str, str], members: list[int], count: int) -> Request:

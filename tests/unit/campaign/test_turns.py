@@ -74,6 +74,13 @@ def test_a_start_that_was_cut_off_goes_on():
     assert ("ep8", 1) in coming(sweep, [done("tp8"), done("ep8", rungs=(1, 16), complete=False)])
 
 
+def test_one_that_is_whole_and_was_never_closed_has_a_turn_to_be_closed():
+    whole = done("tp8")
+    assert ("tp8", 1) not in coming(turns.opened(a_sweep(), [whole], NOON), [whole])
+    left = msgspec.structs.replace(whole, complete=False)
+    assert ("tp8", 1) in coming(turns.opened(a_sweep(), [left], NOON), [left])
+
+
 def test_a_longer_ladder_needs_the_new_rungs_only_of_first_starts():
     sweep = turns.opened(a_sweep(["tp8"], ladder=[1, 16, 64, 256], confidence="full"), [], NOON)
     records = [done("tp8"), done("tp8", 2, rungs=(64,), ladder=(64,))]

@@ -251,6 +251,13 @@ def test_the_messages_are_those_of_the_configurations():
     assert {(r.tokens, r.hidden, r.all_reduces) for r in planned.requests} == {((1, 64, 2048, 8192), 7168, 123)}
 
 
+def test_a_pipeline_without_an_all_reduce_is_tried_with_those_of_tensor_parallelism():
+    runs = [check.Run(name="pp8", engine={"pp_size": 8})]
+    asked = check.Spec(python="/p", runs=runs, model="kimi-k2.6", release="0.5.11", ladder=(1,))
+    (planned,) = check.plan(asked, 8, (0, 5), find_host("8x RTX PRO 6000 Blackwell"))
+    assert {(r.tokens, r.hidden, r.all_reduces) for r in planned.requests} == {((1, 8192), 7168, 123)}
+
+
 def test_a_model_that_is_not_known_is_taken_for_kimi_k2():
     (planned,) = check.plan(spec({}), 2, (0, 1), find_host("2x H200"))
     assert [(r.tokens, r.hidden, r.all_reduces) for r in planned.requests] == [((1, 8, 64, 256, 8192), 7168, 123)]
