@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -39,33 +40,70 @@ def sweep_command(
         0 when each configuration ended in an outcome, 1 when the sweep itself failed, 130 when it was interrupted.
     """
     out = Console(stderr=True) if as_json else console
-    fold = Sweep()
-    view = LiveView(out) if out.is_terminal else PlainView(out)
-    stopping = _Interrupts(out, view)
-    arguments = command_line(inventory, limit, variables)
+    asks = out.is_terminal and sys.stdin.isatty()
     try:
-        with stopping, view:
-            status, exit_status = run_watched(
-                "sweep.yml", arguments, lambda event: view.show(fold, fold.take(event)), stopping.asked
-            )
+        # A prompt of the playbook's own would not be seen: its output is read, not shown.
+        fold, status, exit_status = _swept(inventory, limit, variables | {"asks": "caller" if asks else "nobody"}, out)
+        if asks and fold.serving and status != "canceled":
+            if not _may_be_stopped(fold.serving, out):
+                return _ended(fold, "Nothing was stopped, and nothing measured.", out, exit_status, as_json=as_json)
+            fold, status, exit_status = _swept(inventory, limit, variables | {"interrupt": True}, out)
     except NoProject as error:
         out.print(str(error), style="red", highlight=False)
         return _USAGE
     if status == "canceled":
         out.print("Interrupted. Giving the host back ...", highlight=False)
-        run_plain("playbooks/give_back.yml", command_line(inventory, limit, variables | {"sweep_tokens": fold.tokens}))
+        back = command_line(inventory, limit, variables | {"sweep_tokens": fold.tokens})
+        run_plain("playbooks/give_back.yml", back, out=sys.stderr if as_json else None)
         if fold.folder is not None:
             _written(Path(fold.folder))
-        out.print("What was measured is kept; the same command goes on where it was.", highlight=False)
-        return _INTERRUPTED
+        told = "What was measured is kept; the same command goes on where it was."
+        return _ended(fold, told, out, _INTERRUPTED, as_json=as_json)
     for error in fold.errors:
         out.print(error, style="red", highlight=False, markup=False, soft_wrap=True)
     if fold.folder is None:
-        if not fold.hosts_seen and not fold.errors:
-            out.print("No host took part. Look at the inventory and --limit.", style="red", highlight=False)
-        return exit_status or _FAILED
+        nobody = not fold.hosts_seen and not fold.errors
+        told = "No host took part. Look at the inventory and --limit." if nobody else ""
+        return _ended(fold, told, out, exit_status or _FAILED, as_json=as_json)
     shown = _show(Path(fold.folder), out, as_json=as_json)
     return exit_status or shown
+
+
+def _swept(inventory: list[str], limit: str | None, variables: dict[str, Any], out: Console) -> tuple[Sweep, str, int]:
+    """Run sweep.yml and show it: (what its events tell, ansible-runner's status, exit status)."""
+    fold = Sweep()
+    view = LiveView(out) if out.is_terminal else PlainView(out)
+    stopping = _Interrupts(out, view)
+    with stopping, view:
+        status, exit_status = run_watched(
+            "sweep.yml",
+            command_line(inventory, limit, variables),
+            lambda event: view.show(fold, fold.take(event)),
+            stopping.asked,
+        )
+    return fold, status, exit_status
+
+
+def _may_be_stopped(serving: Mapping[str, Sequence[str]], out: Console) -> bool:
+    """Ask at the terminal, once for all hosts."""
+    for host, units in serving.items():
+        out.print(f"{', '.join(units)} serves on {host}.", markup=False, highlight=False)
+    out.print("Stop it for the sweep? [y/N] ", end="", markup=False, highlight=False)
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        return False
+
+
+def _ended(fold: Sweep, told: str, out: Console, exit_status: int, *, as_json: bool) -> int:
+    """The end of a sweep that was stopped or never began, with the decision so far for machines."""
+    if told:
+        out.print(told, highlight=False)
+    if as_json and fold.folder is not None:
+        _show(Path(fold.folder), out, as_json=True)
+    elif as_json:
+        sys.stdout.write(json.dumps({"winner": None, "errors": fold.errors}, indent=1) + "\n")
+    return exit_status
 
 
 def _written(folder: Path) -> None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -133,7 +133,7 @@ def _processes() -> Iterator[tuple[_Process, list[str]]]:
             yield (int(stat.parent.name), status[19]), status
 
 
-def run_plain(playbook: str, arguments: Sequence[str]) -> int:
-    """Run a playbook as `ansible-playbook` would, its own output on the terminal."""
+def run_plain(playbook: str, arguments: Sequence[str], *, out: TextIO | None = None) -> int:
+    """Run a playbook as `ansible-playbook` would, its own output on the terminal, or on `out`."""
     command = [str(Path(sys.executable).parent / "ansible-playbook"), playbook, *arguments]
-    return subprocess.run(command, cwd=project(), env=environment(), check=False).returncode
+    return subprocess.run(command, cwd=project(), env=environment(), stdout=out, check=False).returncode

@@ -55,6 +55,8 @@ class Sweep:
         self.turns: dict[tuple[str, str], Turn] = {}
         self.folder: str | None = None
         self.errors: list[str] = []
+        self.serving: dict[str, list[str]] = {}
+        """host -> units that serve, where the playbook stopped because of them."""
         self.hosts_seen = False
         self.installing = False
         self.tokens: dict[str, str] = {}
@@ -64,6 +66,7 @@ class Sweep:
         """host -> (seconds left, told when)."""
         self._clock = clock
         self._current: dict[str, str] = {}
+        self._would_stop: dict[str, list[str]] = {}
 
     def take(self, event: Mapping[str, Any]) -> list[Event]:
         data = event.get("event_data") or {}
@@ -104,6 +107,8 @@ class Sweep:
         facts = result.get("ansible_facts") or {}
         if "sweep_token" in facts:
             self.tokens[host] = str(facts["sweep_token"])
+        if "would_stop" in facts:
+            self._would_stop[host] = list(facts["would_stop"])
         answer = _answer(result)
         task = str(data.get("task") or "")
         if answer is None:
@@ -236,6 +241,8 @@ class Sweep:
         return [Event(_line(turn), turn)]
 
     def _failed(self, host: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> list[Event]:
+        if "Ask | may it be stopped" in str(data.get("task") or ""):
+            self.serving[host] = self._would_stop.get(host, [])
         answer = _answer(result) or {}
         text = answer.get("error") or answer.get("failure") or result.get("msg") or "failed"
         if isinstance(text, Mapping):
