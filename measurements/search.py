@@ -27,7 +27,7 @@ import landscapes as land  # noqa: E402
 
 from benchmark.campaign import record as rec  # noqa: E402
 from benchmark.campaign.decide import decide  # noqa: E402
-from benchmark.campaign.schedule import Settings, Turn, next_turns  # noqa: E402
+from benchmark.campaign.schedule import Settings, Turn, cost, next_turns  # noqa: E402
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 CASES = PROJECT / "tests/data/plan-cases.yml"
@@ -104,10 +104,13 @@ def _point(concurrency: int, value: float, at: str) -> rec.Point:
 def campaign(landscape: land.Landscape, settings: Settings) -> tuple[list[rec.Record], float]:
     """Run it on the virtual clock: (records, minutes)."""
     plan, records, clock = plan_of(landscape), [], 0.0
+    most = cost(plan, settings).starts
     while turns := next_turns(plan, records, settings, clock):
         records.append(record_of(landscape, turns[0], clock))
         c = next(c for c in landscape.configurations if c.name == turns[0].configuration)
         clock += landscape.minutes(c, len(turns[0].rungs))
+        if len(records) > most:
+            raise RuntimeError(f"{len(records)} starts, and {most} were the most that were foreseen.")
     return records, clock
 
 

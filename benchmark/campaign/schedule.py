@@ -101,29 +101,30 @@ def skipped(
     turns = next_turns(plan, records, settings, spent_minutes)
     coming = {turn.configuration for turn in turns}
     left = [o for o in state.outlooks if o.name not in coming]
-    remaining = state.remaining
+    remaining = max(state.remaining or 0.0, 0.0)
+    # Less than a minute is no minute to a reader.
+    room = f"{remaining:.0f} minutes are left" if remaining >= 1 else "the budget is spent"
     found = []
     for o in left:
-        reason = f"Deferred: {remaining or 0:.0f} minutes are left, a start with its points takes {state.whole:.0f}, "
+        reason = f"Deferred: {room}, a start with its points takes {state.whole:.0f}, "
         reason += f"and the chance that it is the best is {o.chance:.0%} by what was measured so far."
         found.append({"configuration": o.name, "reason": reason, "chance": o.chance})
     for entry in plan:
         name, said = entry["configuration"]["name"], entry.get("plan") or {}
-        if said.get("verdict") == "rejected" and name not in state.groups:
+        if _rejected(entry) and name not in state.groups:
             found.append({"configuration": name, "reason": said.get("sentence") or "It cannot start.", "chance": None})
     return found
 
 
 def cost(plan: Plan, settings: Settings) -> Cost:
-    """Starts and minutes if everything is tried, and what the confidence adds."""
+    """Starts and minutes if everything is tried, and what the confidence adds; the schedule makes no more starts."""
     state = _State(plan, [], settings, 0.0)
     tried = len(state.candidates)
     minutes = tried * state.whole
     if settings.confidence == "quick" or not tried:
         sentence = f"{tried} starts, about {minutes_told(minutes)}; close calls are not decided (confidence=quick)."
         return Cost(tried, minutes, sentence)
-    repeats = max(settings.baseline_starts - 1, 0) + min(settings.finalists, tried) + 1
-    most = repeats + (settings.looks - 1) * (min(settings.finalists, tried) + 1)
+    most = max(settings.baseline_starts - 1, 0) + state.most_confirmed + state.most_settled
     minutes += most * state.again
     sentence = (
         f"{tried + most} starts, about {minutes_told(minutes)}: {tried} to see each once, "
@@ -146,17 +147,35 @@ class _State:
             spent = sum(_minutes(record, self.start_minutes) for record in records)
         budget = settings.budget_minutes
         self.remaining = None if budget is None else budget - spent
-        configurations = [entry["configuration"] for entry in plan]
-        self.baseline = settings.baseline or baseline_of(configurations)
-        self.candidates = [_candidate(e, settings.objective) for e in plan if not _rejected(e)]
+        startable = [entry for entry in plan if not _rejected(entry)]
+        self.candidates = [_candidate(e, settings.objective) for e in startable]
         by = settings.objective
         starts = ranking_starts(list(self.groups.values()), by)
         values = {name: found.mean(by, starts) for name, found in self.groups.items()}
         # Objectives where less is better enter the search upside down.
         self.seen = {name: v if by.more_is_better else 1 / v for name, v in values.items() if v}
         unusable = set(self.groups) - set(self.seen)
+        # What has failed shows no drift: the next root takes its place.
+        configurations = [e["configuration"] for e in startable if e["configuration"]["name"] not in unusable]
+        asked = [c["name"] for c in configurations if c["name"] == settings.baseline]
+        self.baseline = asked[0] if asked else baseline_of(configurations)
+        finalists = min(settings.finalists, len(self.candidates))
+        self.most_confirmed = finalists + 1
+        self.most_settled = (settings.looks - 1) * finalists
+        self.confirmed = self._confirmed()
         usable = [c for c in self.candidates if c.name not in unusable]
         self.outlooks: list[Outlook] = outlook(usable, self.seen)
+
+    def _confirmed(self) -> int:
+        """Further starts, apart from those that the baseline has anyway, made since everything was tried once.
+
+        Those of before belong to an earlier sweep: they take nothing from what this one may find.
+        """
+        tried = {c.name for c in self.candidates}
+        records = [r for name, found in self.groups.items() if name in tried for r in found.records]
+        explored = max((r.created_at for r in records if r.start_number == 1), default="")
+        own = {self.baseline: self.settings.baseline_starts}
+        return sum(r.created_at > explored and r.start_number > own.get(r.configuration.name, 1) for r in records)
 
     def explore(self) -> list[Turn]:
         """One start of each configuration not yet tried; the baseline before all others."""
@@ -180,11 +199,10 @@ class _State:
 
     def with_repeats(self, turns: list[Turn]) -> list[Turn]:
         """Put the baseline's further starts half-way and last, and the finalists' second starts between."""
-        baseline = self.groups.get(self.baseline or "")
-        there = len(baseline.records) if baseline else 1
-        if baseline is not None and not baseline.measured:
-            there = self.settings.baseline_starts
-        wanted = [self._again(self.baseline or "", n) for n in range(there + 1, self.settings.baseline_starts + 1)]
+        if self.baseline is None:
+            return turns
+        there = len(self.groups[self.baseline].records) if self.baseline in self.groups else 1
+        wanted = [self._again(self.baseline, n) for n in range(there + 1, self.settings.baseline_starts + 1)]
         left = [turn for turn in turns if turn.purpose == "explore"]
         tried = len(self.groups)
         confirm = self._confirm()
@@ -197,12 +215,21 @@ class _State:
         return [*turns, *confirm, *wanted, *(self._settle() if last_done and not confirm else [])]
 
     def _confirm(self) -> list[Turn]:
-        """A second start of each finalist, and a third of the best of them; the baseline has its own anyway."""
+        """A second start of each finalist, and a third of the best of them; the baseline has its own anyway.
+
+        Second starts change who is a finalist. Once there have been as many as were foreseen, only one that comes to
+        lead has a further start, if the one that was to be quoted has not been made.
+        """
         finalists = [name for name in self.finalists() if name != self.baseline]
-        turns = [self._again(name, 2) for name in finalists if len(self.groups[name].records) < 2]
-        if finalists and len(self.groups[finalists[0]].records) <= CHOOSING_STARTS:
-            turns.append(self._again(finalists[0], CHOOSING_STARTS + 1))
-        return turns
+        if not finalists:
+            return []
+        room = max(self.most_confirmed - self.confirmed, 0)
+        starts = {name: len(self.groups[name].records) for name in finalists}
+        best, *others = finalists
+        lead = [self._again(best, n) for n in range(2, CHOOSING_STARTS + 2) if n > starts[best]]
+        behind = [self._again(name, 2) for name in others if starts[name] < 2][: max(room - len(lead), 0)]
+        second = [turn for turn in lead if turn.start_number <= CHOOSING_STARTS]
+        return [*second, *behind, *lead[len(second) :]][:room]
 
     def finalists(self) -> list[str]:
         """The best so far, and those that a start's noise may have put behind it."""
@@ -220,11 +247,14 @@ class _State:
         if winner is None or winner["verdict"] != "undecided":
             return []
         names = [winner["configuration"], *winner["close"]][: self.settings.finalists]
-        return [
+        # The winner changes on the way: what others had counts as well.
+        room = self.most_confirmed + self.most_settled - self.confirmed
+        turns = [
             self._again(name, len(self.groups[name].records) + 1, "settle")
             for name in names
             if len(self.groups[name].records) - 1 < self.settings.looks
         ]
+        return turns[: max(room, 0)]
 
     def _again(self, name: str, number: int, purpose: Literal["confirm", "settle"] = "confirm") -> Turn:
         rungs = self._rungs_again(self.groups.get(name))

@@ -56,12 +56,7 @@ def share_sweep(plan, hosts, host, groups=None):
 
     `groups`: nodes that a host is the first of, where those are several.
     """
-
-    names = [entry["name"] for entry in plan]
-    baseline = sharing.baseline_of(entry["configuration"] for entry in plan)
-    needs = {entry["name"]: node_count(entry["configuration"]) for entry in plan}
-    mine = set(sharing.share(names, list(hosts), baseline, needs, groups)[host])
-    return [entry for entry in plan if entry["name"] in mine]
+    return _said(sharing.shared_plan, plan, list(hosts), host, groups)
 
 
 def sweep_context(entry, release, own, shared):

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import datetime as dt
+import math
+import random
+
 import msgspec
 import pytest
 from builders import a_point, a_record
 
 from benchmark.campaign import record as rec
+from benchmark.campaign.decide import decide
 from benchmark.campaign.objectives import SINGLE_STREAM, objective
 from benchmark.campaign.schedule import Settings, cost, next_turns, planned, skipped
-from benchmark.engine.share import baseline_of, share
+from benchmark.engine.share import baseline_of, share, shared_plan
 
 LADDER = (1, 16, 64, 256)
 PEAKS = {"tp8": 500.0, "ep8": 900.0, "pp8": 400.0, "ep4": 880.0}
@@ -100,6 +105,96 @@ def test_a_baseline_that_is_a_finalist_is_started_three_times_all_the_same():
     assert names.count("tp8") == 3
     foreseen = told(next_turns(a_plan(), [done(n, 905.0 if n == "tp8" else p) for n, p in PEAKS.items()], full()))
     assert len(foreseen) == len(set(foreseen))
+
+
+def noisy_run(settings, plan, deviation, seed, failing=0.0):
+    """The starts that a sweep makes where each reads its plan's peak but for noise, and some never become ready."""
+    rng = random.Random(seed)
+    broken = {entry["configuration"]["name"] for entry in plan if rng.random() < failing}
+    records, clock = [], 0.0
+    while turns := next_turns(plan, records, settings, clock):
+        turn = turns[0]
+        entry = next(e for e in plan if e["configuration"]["name"] == turn.configuration)
+        peak = entry["plan"]["speed"]["peak"]["expected"] * math.exp(rng.gauss(0, deviation))
+        outcome = "failed" if turn.configuration in broken else "measured"
+        clock += turn.minutes
+        record = done(turn.configuration, peak, turn.start_number, outcome)
+        at = dt.datetime(2026, 1, 1) + dt.timedelta(minutes=clock)
+        records.append(msgspec.structs.replace(record, created_at=f"{at.isoformat()}Z"))
+        assert len(records) < 200
+    return records
+
+
+@pytest.mark.parametrize("deviation", [0.0, 0.01, 0.04])
+@pytest.mark.parametrize("looks", [1, 4])
+@pytest.mark.parametrize("failing", [0.0, 0.3])
+def test_no_sweep_makes_more_starts_than_were_foreseen_and_the_baseline_is_the_last(deviation, looks, failing):
+    plan = a_plan({"tp8": 700.0, **{f"c{n}": 900.0 + n for n in range(7)}})
+    settings = full(looks=looks)
+    most = cost(plan, settings).starts
+    # Eight once, the baseline twice more, three finalists again and one to be quoted; three more looks at three.
+    assert most == 14 + (looks - 1) * 3
+    for seed in range(12):
+        records = noisy_run(settings, plan, deviation, seed, failing)
+        starts = [(r.configuration.name, r.start_number) for r in records]
+        assert len(set(starts)) == len(starts) <= most
+        measured = {r.configuration.name for r in records if r.outcome == "measured"}
+        for root in measured & {"tp8"}:
+            # Only starts that settle what is close come behind it.
+            assert (root, 3) in starts
+            assert looks > 1 or starts[-1] == (root, 3)
+        # Whoever leads in the end was started twice, or there were no starts left for it.
+        tried = (r.configuration.name for r in records if r.start_number == 1)
+        assert sorted(tried) == sorted(e["configuration"]["name"] for e in plan)
+        if measured and (decide(records)["ranking"][0]["configuration"], 2) not in starts:
+            repeats = [start for start in starts if start[1] > 1 and start[0] != "tp8"]
+            assert len(repeats) == 4 + (looks - 1) * 3
+        # Asked again, there is nothing left to do.
+        assert next_turns(plan, records, settings) == []
+
+
+def test_no_sweep_within_a_budget_makes_more_starts_than_were_foreseen():
+    plan = a_plan({"tp8": 700.0, **{f"c{n}": 900.0 + n for n in range(7)}})
+    for minutes in (60.0, 150.0, 250.0, 320.0):
+        settings = full(looks=2, budget_minutes=minutes)
+        for seed in range(6):
+            records = noisy_run(settings, plan, 0.02, seed, 0.2)
+            assert len(records) <= cost(plan, settings).starts
+
+
+def test_a_root_that_is_rejected_is_no_baseline_and_the_next_one_has_its_three_starts():
+    plan = a_plan({"tp8": 950.0, "ep8": 900.0, "ep4": 880.0, "pp8": 400.0}, tp8="rejected")
+    for entry in plan[2:]:
+        entry["configuration"]["against"] = "ep8"
+    records = run(full(), plan=plan)
+    names = [r.configuration.name for r in records]
+    assert "tp8" not in names
+    assert names[0] == names[-1] == "ep8" and names.count("ep8") == 3
+    assert next_turns(plan, [], full())[0].purpose == "baseline"
+
+
+def test_a_root_that_fails_leaves_its_place_to_the_next():
+    plan = a_plan({"tp8": 950.0, "ep8": 900.0, "ep4": 880.0, "pp8": 400.0})
+    plan[3]["configuration"]["against"] = "ep4"
+    names = [r.configuration.name for r in run(full(), {**PEAKS, "tp8": None}, plan=plan)]
+    # ep4 is the root of itself and pp8; ep8 of itself alone.
+    assert names[:2] == ["tp8", "ep4"] and names.count("ep4") == 3 and names[-1] == "ep4"
+
+
+def test_alike_hosts_share_a_baseline_that_can_start():
+    plan = [entry | {"name": entry["configuration"]["name"]} for entry in a_plan(tp8="rejected")]
+    plan = [entry | {"verdict": entry["plan"]["verdict"]} for entry in plan]
+    shares = [shared_plan(plan, ["h1", "h2"], host) for host in ("h1", "h2")]
+    mine, theirs = ({e["name"] for e in part if e["verdict"] != "rejected"} for part in shares)
+    assert mine | theirs == {"ep8", "pp8", "ep4"}
+    assert len(mine & theirs) == 1
+
+
+def test_a_budget_that_is_spent_says_so():
+    settings = quick(budget_minutes=60.0)
+    records = [done("tp8", 500.0), done("ep8", 900.0)]
+    (row, *_) = skipped(a_plan(), records, settings, 67.0)
+    assert row["reason"].startswith("Deferred: the budget is spent, a start with its points takes 28")
 
 
 def test_what_failed_is_not_tried_again():
