@@ -13,6 +13,7 @@ from typing import Any
 
 from ..engine.configuration import difference
 from ..engine.rules import dead_flags
+from .hosts import NO_SHIFTS, Shifts, host_shifts
 from .objectives import Objective, Starts
 from .record import Record
 from .statistics import TIE, Effect, Noise, effect, holm_levels, look_error, look_of, more_starts, pooled_noise, verdict
@@ -104,17 +105,16 @@ def compare(
     by: Objective,
     noise: Noise,
     contenders: int | None = None,
-    shifts: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+    shifts: Shifts = NO_SHIFTS,
 ) -> list[Comparison]:
-    """Judge pairs together; those that do not both tell the objective are left out.
-
-    `shifts` of (our host, their host) are (log difference of the hosts, its variance in starts).
+    """Judge pairs together; those that do not both tell the objective, or are of hosts that cannot be compared, are
+    left out.
     """
-    usable = [(a, b, a.logs(by), b.logs(by)) for a, b in pairs]
+    usable = [(a, b, a.logs(by), b.logs(by)) for a, b in pairs if shifts.comparable(a.host, b.host)]
     usable = [pair for pair in usable if pair[2] and pair[3]]
     effects = []
     for ours, theirs, mine, other in usable:
-        shift, variance = (shifts or {}).get((ours.host, theirs.host), (0.0, 0.0))
+        shift, variance = shifts.between.get((ours.host, theirs.host), (0.0, 0.0))
         effects.append(effect([x - shift for x in mine], other, noise, variance))
     errors = [look_error(look_of(min(found.starts))) for found in effects]
     levels = holm_levels([found.tail for found in effects], errors, contenders)
@@ -127,26 +127,40 @@ def compare(
 def experiments(groups: Sequence[Starts], objectives: Sequence[Objective]) -> list[dict[str, Any]]:
     """Every configuration that is held against another, as the report shows it.
 
-    Each: {"configuration", "against", "hypothesis", "host", "changes": [(key, from, to)], "ignored": [keys that the
-    engine does not read], "due_to": key or None, "confounded_by": [keys], "claims", "effect": {objective: {"ratio",
-    "low", "high", "verdict", "detectable", "more_starts"}}, "starts": [ours, theirs], "verdict": supported | refuted |
-    undecided, "more_starts": further starts of each that should settle it, or None, "sentence"}.
+    Where alike hosts share a sweep, what a configuration is held against may have been measured on another one; what
+    the hosts measured in common corrects for their difference.
+
+    Each: {"configuration", "against", "hypothesis", "host", "against_host", "changes": [(key, from, to)], "ignored":
+    [keys that the engine does not read], "due_to": key or None, "confounded_by": [keys], "claims", "effect":
+    {objective: {"ratio", "low", "high", "verdict", "detectable", "more_starts"}}, "starts": [ours, theirs], "verdict":
+    supported | refuted | undecided, "more_starts": further starts of each that should settle it, or None, "sentence"}.
     """
-    held = [(found, _baseline(found, groups)) for found in groups if found.newest.configuration.against]
+    shifts = {by.name: host_shifts(groups, by) for by in objectives}
+    held = [(found, _held_against(found, groups, shifts)) for found in groups if found.newest.configuration.against]
     pairs = [(ours, theirs) for ours, theirs in held if theirs is not None]
     judged: dict[tuple[str, str], dict[str, Comparison]] = {}
     for by in objectives:
         noise = pooled_noise(found.logs(by) for found in groups)
         # Where a ladder was left early its best rung is not known, so there is nothing to compare with.
         known = [pair for pair in pairs if by.concurrency is not None or not any(side.cut_short for side in pair)]
-        for comparison in compare(known, by, noise):
+        for comparison in compare(known, by, noise, shifts=shifts[by.name]):
             judged.setdefault(comparison.ours.key, {})[by.name] = comparison
     return [_experiment(ours, theirs, judged.get(ours.key, {})) for ours, theirs in held]
 
 
-def _baseline(found: Starts, groups: Iterable[Starts]) -> Starts | None:
+def _held_against(found: Starts, groups: Iterable[Starts], shifts: Mapping[str, Shifts]) -> Starts | None:
+    """What a configuration is held against: measured on its own host, else on one that it can be compared with."""
     against = found.newest.configuration.against
-    return next((other for other in groups if other.key == (found.host, against)), None)
+    named = [other for other in groups if other.name == against]
+    own = next((other for other in named if other.host == found.host), None)
+    if own is not None and own.measured:
+        return own
+    alike = [
+        other
+        for other in named
+        if other.measured and any(between.comparable(found.host, other.host) for between in shifts.values())
+    ]
+    return max(alike, key=lambda other: len(other.measured), default=own)
 
 
 def _experiment(ours: Starts, theirs: Starts | None, by_objective: Mapping[str, Comparison]) -> dict[str, Any]:
@@ -156,6 +170,7 @@ def _experiment(ours: Starts, theirs: Starts | None, by_objective: Mapping[str, 
         "against": configuration.against,
         "hypothesis": configuration.hypothesis,
         "host": ours.host,
+        "against_host": theirs.host if theirs else None,
         "changes": [],
         "ignored": [],
         "due_to": None,
@@ -285,6 +300,8 @@ def _sentence(ours: Starts, theirs: Starts, found: Mapping[str, Any], by_objecti
             sentence += f" The ladder of {side.name} was left early: {side.cut_short.reason}"
     if not by_objective:
         return f"{sentence} No objective was measured on both sides."
+    if ours.host != theirs.host:
+        sentence += f" {theirs.name} was measured on {theirs.host}; what both hosts measured corrects the difference."
     effects = [f"{name.replace('_', ' ')} {_told(c)}" for name, c in by_objective.items()]
     if found["due_to"]:
         sentence += f" The effect is due to {found['due_to']}: {', '.join(effects)}."

@@ -67,8 +67,8 @@ def written(campaign: Campaign, *, page: bool = True) -> tuple[dict[str, Any], d
     return decision, write_report(campaign.folder, campaign.about(), records, decision)
 
 
-def winner_on(decision: Mapping[str, Any], host: str) -> str | None:
-    """The configuration that a host is to serve: its own winner where hosts cannot be compared, else the winner."""
+def winner_on(decision: Mapping[str, Any], host: str) -> dict[str, Any] | None:
+    """The winner that a host is to serve: its own where not all hosts can be compared, else that of all."""
     own = decision["winners_by_host"]
-    winner = own.get(host) if own else decision["winner"]
-    return winner["configuration"] if winner else None
+    winner: dict[str, Any] | None = own.get(host) if own else decision["winner"]
+    return winner

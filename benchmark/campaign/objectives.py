@@ -223,6 +223,11 @@ class Starts:
         values = self.values(by)
         return values[CHOOSING_STARTS:] or values[-1:]
 
+    def point(self, by: Objective) -> Point | None:
+        """The point of the start that speaks for all at which the objective is read."""
+        rung = self.rung(by)
+        return next((p for p in _points(self.shown, by) if p.concurrency == rung), None)
+
     @staticmethod
     def _rungs(record: Record, by: Objective) -> set[int]:
         return {p.concurrency for p in _points(record, by)}

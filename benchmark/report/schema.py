@@ -39,6 +39,7 @@ def campaign_schema() -> dict[str, Any]:
     experiment = {
         "configuration": {"type": "string"},
         "against": _TEXT,
+        "against_host": _TEXT | {"description": "Where what it is held against was measured."},
         "hypothesis": _TEXT,
         "changes": {"type": "array", "items": {"type": "array", "minItems": 3, "maxItems": 3}},
         "ignored": {
