@@ -244,7 +244,7 @@ def false_names(landscape: land.Landscape, confidence: str, looks: int) -> tuple
     first = max(names.index(c.name) for c in landscape.configurations) + 1
     decision, winner, effect = {}, False, False
     for count in range(first, len(records) + 1):
-        decision = decide(records[:count])
+        decision = decide(records[:count], looks=looks)
         winner |= decision["winner"]["verdict"] == "sure"
         effect |= any(e["effect"]["peak"]["verdict"] in ("better", "worse") for e in decision["experiments"])
     true = next(iter(landscape.peaks.values()))

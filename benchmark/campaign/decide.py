@@ -20,7 +20,7 @@ OBJECTIVES = {known.name: known.title for known in KNOWN}
 
 
 def decide(
-    records: Iterable[Record], objective: Objective | str = PEAK, objectives: Sequence[str] = ()
+    records: Iterable[Record], objective: Objective | str = PEAK, objectives: Sequence[str] = (), looks: int = 1
 ) -> dict[str, Any]:
     """Rank the records and read their experiments.
 
@@ -29,6 +29,7 @@ def decide(
     Args:
         objective: what the main winner is chosen by.
         objectives: names of further ones to judge by, such as `throughput@64`; those of KNOWN are always read.
+        looks: how often starts are added and contenders compared at most: what the error is shared among.
 
     Returns:
         {"simulated", "winner": see `_winner`, "winners": {objective: ...}, "winners_by_host": {host: ...} where hosts
@@ -45,10 +46,10 @@ def decide(
     told = {name: o for name, o in judged.items() if any(found.values(o) for found in groups)}
     noises = {name: pooled_noise(found.logs(o) for found in groups) for name, o in told.items()}
     shifts = {name: host_shifts(groups, o) for name, o in told.items()}
-    winners = {name: _winner(groups, o, noises[name], shifts[name]) for name, o in told.items()}
+    winners = {name: _winner(groups, o, noises[name], shifts[name], looks=looks) for name, o in told.items()}
     winner = winners.get(main.name)
-    found = experiments(groups, list(told.values()))
-    by_host = _by_host(groups, main, noises[main.name], shifts[main.name]) if main.name in told else {}
+    found = experiments(groups, list(told.values()), looks)
+    by_host = _by_host(groups, main, noises[main.name], shifts[main.name], looks) if main.name in told else {}
     drifts = [d for host in dict.fromkeys(g.host for g in groups) if (d := _drift(groups, host, main, noises))]
     return {
         "simulated": any(record.simulated for starts in groups for record in starts.records),
@@ -85,7 +86,7 @@ def _mean(found: Starts, by: Objective, shifts: Shifts, home: str, first: int | 
 
 
 def _winner(
-    groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shifts, home: str | None = None
+    groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shifts, home: str | None = None, looks: int = 1
 ) -> dict[str, Any] | None:
     """The best by one objective, or the simplest of those that tie with it: of the hosts that `home` can be compared
     with, by default those of the host with the best reading.
@@ -104,14 +105,14 @@ def _winner(
         return None
     starts = ranking_starts(there, by)
     first = max(there, key=lambda g: _mean(g, by, shifts, home, starts))
-    compared = _rivals(first, there, by, noise, shifts)
+    compared = _rivals(first, there, by, noise, shifts, looks)
     for _ in there:
         # Further starts may show for sure that another is better than the one that the first starts chose.
         better = [c for c in compared if c.verdict == "worse"]
         if not better:
             break
         first = min(better, key=lambda c: by.better(c.effect.log)).theirs
-        compared = _rivals(first, there, by, noise, shifts)
+        compared = _rivals(first, there, by, noise, shifts, looks)
     ties = [c for c in compared if c.verdict == "tie"]
     close = [c for c in compared if c.verdict in ("tie", "undecided")]
     chosen = min((first, *(c.theirs for c in ties)), key=lambda found: (complexity(found, groups), found is not first))
@@ -135,10 +136,12 @@ def _winner(
     }
 
 
-def _rivals(first: Starts, groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shifts) -> list[Comparison]:
+def _rivals(
+    first: Starts, groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shifts, looks: int
+) -> list[Comparison]:
     """One configuration against all others; it is no rival of itself on another host."""
     others = [(first, other) for other in groups if other.name != first.name]
-    return compare(others, by, noise, shifts=shifts)
+    return compare(others, by, noise, shifts=shifts, looks=looks)
 
 
 def complexity(found: Starts, groups: Sequence[Starts]) -> int:
@@ -245,12 +248,12 @@ def _ranking(
     ]
 
 
-def _by_host(groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shifts) -> dict[str, Any]:
+def _by_host(groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shifts, looks: int) -> dict[str, Any]:
     """The winner of each host and those alike, where not all hosts can be compared with one another."""
     hosts = list(dict.fromkeys(found.host for found in groups if found.values(by)))
     if len(shifts.peers(hosts[0], hosts)) == len(hosts):
         return {}
-    return {host: _winner(groups, by, noise, shifts, host) for host in hosts}
+    return {host: _winner(groups, by, noise, shifts, host, looks) for host in hosts}
 
 
 def _pareto(

@@ -24,7 +24,8 @@ def decided(campaign: Campaign, records: list[Record] | None = None) -> dict[str
     objective = str(campaign.about().get("objective") or PEAK.name)
     sweeps = campaign.sweeps()
     confidence = "full" if any(sweep.asked.confidence == "full" for sweep in sweeps) else "quick"
-    return decide(records, objective) | {
+    looks = max((sweep.asked.looks for sweep in sweeps), default=1)
+    return decide(records, objective, looks=looks) | {
         "name": campaign.name,
         "confidence": confidence if sweeps else None,
         "skipped": [*_not_tried(sweeps, records), *_left_early(records)],

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from ..engine.share import baseline_of
-from .objectives import CHOOSING_STARTS, PEAK, Objective, Starts, group, ranking_starts
+from .experiments import claims
+from .objectives import CHOOSING_STARTS, GOODPUT, KNOWN, PEAK, Objective, group, ranking_starts
 from .record import Record
 from .search import Candidate, Outlook, family_of, outlook
 from .statistics import LOOKS, USUAL_NOISE, pooled_noise
 
 Plan = Sequence[Mapping[str, Any]]
 """Of each configuration {"configuration": resolved, "plan": what engine/plan.py says}, as engine/search.py gives it."""
+OPEN_LOOP = ("rate", "ttft_limit_seconds", "tpot_limit_seconds")
+BESIDE = "points"
+"""Settings of what follows the ladder (load/further.py): the open loop that tells goodput, and other workloads."""
 FINALIST_MARGIN = 3 * math.sqrt(2)
 """A configuration that is further behind the best than so many standard deviations of a start is no finalist."""
 MOST_RESERVED = 0.4
@@ -64,6 +68,9 @@ class Turn:
     rungs: tuple[int, ...]
     minutes: float
     sentence: str
+    after: tuple[str, ...] = ()
+    """Of what follows the ladder, the settings (load/further.py) that a further start measures too; a first start
+    measures all of it."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,7 @@ class _State:
         configurations = [e["configuration"] for e in startable if e["configuration"]["name"] not in unusable]
         asked = [c["name"] for c in configurations if c["name"] == settings.baseline]
         self.baseline = asked[0] if asked else baseline_of(configurations)
+        self.spoken_of = _spoken_of(startable, self.groups)
         finalists = min(settings.finalists, len(self.candidates))
         self.most_confirmed = finalists + 1
         self.most_settled = (settings.looks - 1) * finalists
@@ -243,7 +251,7 @@ class _State:
         from .decide import decide
 
         records = [record for found in self.groups.values() for record in found.records]
-        winner = decide(records, objective=self.settings.objective)["winner"]
+        winner = decide(records, self.settings.objective, looks=self.settings.looks)["winner"]
         if winner is None or winner["verdict"] != "undecided":
             return []
         names = [winner["configuration"], *winner["close"]][: self.settings.finalists]
@@ -257,22 +265,38 @@ class _State:
         return turns[: max(room, 0)]
 
     def _again(self, name: str, number: int, purpose: Literal["confirm", "settle"] = "confirm") -> Turn:
-        rungs = self._rungs_again(self.groups.get(name))
-        minutes = self.start_minutes + len(rungs) * self.point_minutes
+        rungs, after, points = self._read_again(name)
+        minutes = self.start_minutes + points * self.point_minutes
         what = "A second start, to compare." if number <= CHOOSING_STARTS else "A fresh start before it is quoted."
         what = "The baseline again: drift and noise." if name == self.baseline else what
         if purpose == "settle":
-            return Turn(name, number, purpose, rungs, minutes, "Not told apart yet: one more start.")
-        return Turn(name, number, "baseline" if name == self.baseline else "confirm", rungs, minutes, what)
+            return Turn(name, number, purpose, rungs, minutes, "Not told apart yet: one more start.", after)
+        return Turn(name, number, "baseline" if name == self.baseline else "confirm", rungs, minutes, what, after)
 
-    def _rungs_again(self, found: Starts | None) -> tuple[int, ...]:
-        """The rung that counts and its neighbours."""
-        ladder = sorted(self.settings.ladder)
-        rung = found.rung(self.settings.objective) if found else None
-        if rung not in ladder:
-            return tuple(ladder)
-        place = ladder.index(rung)
-        return tuple(ladder[max(0, place - 1) : place + 2])
+    def _read_again(self, name: str) -> tuple[tuple[int, ...], tuple[str, ...], int]:
+        """What a further start measures: (rungs, settings of what follows the ladder, points in all).
+
+        What the objective is read at, and what the hypotheses speak of that it was started for: a verdict from one
+        start is none. A best rung has its neighbours beside it, since it may be another one on another start.
+        """
+        found, ladder = self.groups.get(name), sorted(self.settings.ladder)
+        rungs: set[int] = set()
+        after: dict[str, int] = {}
+        for by in (self.settings.objective, *self.spoken_of.get(name, ())):
+            rung = found.rung(by) if found else by.concurrency
+            if by is GOODPUT:
+                # Its open loop is named after the ladder's last rung.
+                rungs.add(ladder[-1])
+                after |= dict.fromkeys(OPEN_LOOP, 0) | {OPEN_LOOP[0]: 1}
+            elif by.long_prompts and found and not found.has_long_prompts:
+                after[BESIDE] = sum(f.get("repeat") == 1 and not _open(f) for f in found.shown.after_ladder)
+            elif rung in ladder:
+                place = ladder.index(rung)
+                rungs |= {rung} if by.concurrency else set(ladder[max(0, place - 1) : place + 2])
+            elif by is self.settings.objective:
+                rungs |= set(ladder)
+        rungs = rungs or {ladder[0]}
+        return tuple(sorted(rungs)), tuple(after), len(rungs) + sum(after.values())
 
     def within_budget(self, turns: list[Turn]) -> list[Turn]:
         """Leave out the explorations that the budget does not hold, keeping room for the repeats behind them."""
@@ -308,6 +332,24 @@ class _State:
         exploring = any(turn.purpose == "explore" for turn in turns)
         most = MOST_RESERVED * (self.settings.budget_minutes or 0.0)
         return min(baseline + (max(confirm, 2 * self.again) if exploring else confirm), most)
+
+
+def _spoken_of(plan: Plan, measured: Iterable[str]) -> dict[str, list[Objective]]:
+    """The objectives that hypotheses speak of, for each side of an experiment that has both."""
+    known = {by.name: by for by in KNOWN}
+    configurations = [entry["configuration"] for entry in plan]
+    there = {*measured, *(c["name"] for c in configurations)}
+    found: dict[str, list[Objective]] = {}
+    for configuration in configurations:
+        if configuration.get("against") in there:
+            spoken_of = [known[claim.objective] for claim in claims(configuration.get("hypothesis"))]
+            for name in (configuration["name"], configuration["against"]):
+                found.setdefault(name, []).extend(spoken_of)
+    return found
+
+
+def _open(further: Mapping[str, Any]) -> bool:
+    return (further.get("workload") or {}).get("rate") is not None
 
 
 def _candidate(entry: Mapping[str, Any], by: Objective) -> Candidate:

@@ -279,6 +279,28 @@ def test_the_order_the_reasons_and_the_pareto_set_are_corrected_for_hosts():
     assert [row["configuration"] for row in found["pareto"]] == ["b"]
 
 
+def test_a_small_difference_that_is_certain_is_a_tie_and_the_simpler_is_preferred():
+    noise = (0.999, 1.001, 0.999, 1.001)
+    records = [
+        *starts("root", *(100.0 * n for n in noise)),
+        *starts("more", *(101.0 * n for n in noise), against="root", engine={"page_size": 16}),
+    ]
+    found = decide(records)
+    assert found["experiments"][0]["effect"]["peak"]["low"] > 1
+    assert (found["winner"]["configuration"], found["winner"]["verdict"]) == ("root", "tie")
+    # That it is higher is not so: less than 2 % is no difference.
+    assert found["experiments"][0]["verdict"] == "refuted"
+
+
+def test_one_look_has_the_whole_error_and_four_share_it():
+    # Noise sqrt(0.0016 / 3) = 0.0231, error 0.0231 x sqrt(1/3 + 1/2) = 0.0211; t(0.05, 3) = 3.182 makes 6.7 %, and the 2.5 % of
+    # the first of four looks t = 4.177, 8.8 %. b is ahead by 8 %.
+    base = [100.0 * f for f in (0.98, 1.02, 1.0)]
+    records = [*starts("a", *base), *starts("b", *(108.0 * f for f in (0.98, 1.02)), against="a")]
+    assert decide(records, looks=1)["winner"]["verdict"] == "sure"
+    assert decide(records, looks=4)["winner"]["verdict"] == "undecided"
+
+
 def test_what_further_starts_show_to_be_better_for_sure_is_the_winner():
     # a read best on its first start alone; the baseline's twenty starts tell the noise.
     records = [

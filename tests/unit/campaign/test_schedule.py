@@ -100,6 +100,53 @@ def test_second_starts_measure_the_peak_and_its_neighbour():
     assert again.minutes == pytest.approx(24.0)
 
 
+def again_of(name, records, settings, plan=None):
+    return next(turn for turn in next_turns(plan or a_plan(), records, settings) if turn.configuration == name)
+
+
+def test_second_starts_measure_what_a_hypothesis_speaks_of_on_both_sides():
+    plan = a_plan()
+    plan[1]["configuration"]["hypothesis"] = "A single stream is faster; the peak is higher."
+    records = [done(name, peak) for name, peak in PEAKS.items()]
+    assert again_of("ep8", records, full(), plan).rungs == (1, 64, 256)
+    assert again_of("tp8", records, full(), plan).rungs == (1, 64, 256)
+    # Nothing is said of ep4's single stream.
+    assert again_of("ep4", records, full(), plan).rungs == (64, 256)
+
+
+def test_second_starts_measure_the_rung_of_an_objective_that_has_one():
+    records = [done(name, peak) for name, peak in PEAKS.items()]
+    assert again_of("ep8", records, full(objective=objective("throughput@16"))).rungs == (16,)
+    assert again_of("ep8", records, full(objective=SINGLE_STREAM)).rungs == (1,)
+
+
+def with_what_follows(record):
+    """As a start that also measured two points of long prompts and an open loop."""
+    long, offered = {"name": "long", "prompt_tokens": 16384}, {"name": "quick_open", "rate": 2.0}
+    more = [
+        a_point(c, 5.0, workload="long", prompt_tokens_per_second=c * record.points[-1].output_tokens_per_second)
+        for c in (1, 4)
+    ]
+    loop = a_point(256, 50.0, workload="quick_open", goodput_requests_per_second=1.5)
+    after = [{"workload": long, "concurrency": c, "repeat": 1} for c in (1, 4)]
+    return msgspec.structs.replace(
+        record,
+        workload={"name": "quick", "prompt_tokens": 64},
+        after_ladder=[*after, {"workload": offered, "concurrency": 256, "repeat": 1}],
+        points=[*record.points, *more, msgspec.structs.replace(loop, rate=2.0)],
+    )
+
+
+def test_second_starts_measure_what_follows_the_ladder_where_the_objective_is_read_there():
+    records = [with_what_follows(done(name, peak)) for name, peak in PEAKS.items()]
+    prefill = again_of("ep8", records, full(objective=objective("prefill")))
+    # Both points of long prompts, and one rung: an engine start of 20 minutes and three points of two.
+    assert (prefill.rungs, prefill.after, prefill.minutes) == ((1,), ("points",), pytest.approx(26.0, abs=0.5))
+    goodput = again_of("ep8", records, full(objective=objective("goodput")))
+    assert (goodput.rungs, goodput.after) == ((256,), ("rate", "ttft_limit_seconds", "tpot_limit_seconds"))
+    assert again_of("ep8", records, full()).after == ()
+
+
 def test_a_baseline_that_is_a_finalist_is_started_three_times_all_the_same():
     names = [r.configuration.name for r in run(full(), {**PEAKS, "tp8": 905.0})]
     assert names.count("tp8") == 3
