@@ -18,7 +18,7 @@ from rich.console import Console
 from ..report.compare import SideError, compare, read_side
 from ..report.tables import comparison_text, terminal_table
 from .judged import decided, written
-from .playbooks import NoProject, command_line, run_plain, run_watched
+from .playbooks import NoProject, command_line, forks, run_plain, run_watched
 from .progress import LiveView, PlainView, View
 from .record import Record, RecordError
 from .store import Campaign, StoreError
@@ -71,7 +71,7 @@ def sweep_command(
 
 def _swept(inventory: list[str], limit: str | None, variables: dict[str, Any], out: Console) -> tuple[Sweep, str, int]:
     """Run sweep.yml and show it: (what its events tell, ansible-runner's status, exit status)."""
-    fold = Sweep()
+    fold = Sweep(forks=forks())
     view = LiveView(out) if out.is_terminal else PlainView(out)
     stopping = _Interrupts(out, view)
     with stopping, view:

@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..engine.configuration import difference
 from ..load import agreement
-from .experiments import Comparison, compare, experiments, listed, unread_flags
+from .experiments import Comparison, compare, experiments, listed, settings_changed
 from .hosts import NO_SHIFTS, Shifts, host_shifts
 from .objectives import CHOOSING_STARTS, KNOWN, PEAK, SINGLE_STREAM, Objective, Starts, group, objective, ranking_starts
 from .reasons import why
@@ -155,12 +154,7 @@ def complexity(found: Starts, groups: Sequence[Starts]) -> int:
             root = next((g for g in groups if g.host == found.host and not g.newest.configuration.against), found)
             break
         root = next((other for other in named if other.host == found.host), named[0])
-    mine, theirs = (
-        {"engine": side.newest.configuration.engine, "environment": side.newest.configuration.environment}
-        for side in (found, root)
-    )
-    unread = unread_flags(found.newest)
-    return sum(1 for key, _, _ in difference(theirs, mine) if key not in unread)
+    return len(settings_changed(root.newest, found.newest)[0])
 
 
 def _winner_sentence(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..engine.configuration import difference
+from ..engine.flags import flag_name, is_default
 from ..engine.rules import dead_flags
 from .hosts import NO_SHIFTS, Shifts, host_shifts
 from .objectives import Objective, Starts
@@ -224,16 +225,38 @@ def changed(before: Record, after: Record) -> tuple[list[tuple[str, Any, Any]], 
 
     A different release or driver is a change too: an effect may be due to it.
     """
-    changes = difference(_settings(before), _settings(after))
-    unread = unread_flags(after)
-    told = [change for change in changes if change[0] not in unread]
+    told, ignored = settings_changed(before, after)
     for key, old, new in (
         ("engine version", before.engine.version, after.engine.version),
         ("driver", before.host.driver, after.host.driver),
     ):
         if old and new and old != new:
             told.append((key, old, new))
-    return told, [change[0] for change in changes if change[0] in unread]
+    return told, ignored
+
+
+def settings_changed(before: Record, after: Record) -> tuple[list[tuple[str, Any, Any]], list[str]]:
+    """As `changed`, of what the configurations set alone. What spells out the engine's own default is no change."""
+    changes = difference(_settings(before), _settings(after))
+    changes = [
+        (key, old, new)
+        for key, old, new in changes
+        if not (_left_out(key, old, new, before, after) or _left_out(key, new, old, after, before))
+    ]
+    unread = unread_flags(after)
+    return [change for change in changes if change[0] not in unread], [c[0] for c in changes if c[0] in unread]
+
+
+def _left_out(key: str, unset: Any, value: Any, without: Record, with_it: Record) -> bool:
+    """Whether one side leaves out what the other sets to the default of its release."""
+    if unset is not None or key not in with_it.configuration.engine:
+        return False
+    if flag_name(key) in without.configuration.arguments:
+        return False  # its host sets it
+    try:
+        return is_default(key, value, with_it.engine.version)
+    except ValueError:
+        return False
 
 
 def causes(changes: Sequence[tuple[str, Any, Any]]) -> list[str]:

@@ -293,8 +293,8 @@ def test_a_small_difference_that_is_certain_is_a_tie_and_the_simpler_is_preferre
 
 
 def test_one_look_has_the_whole_error_and_four_share_it():
-    # Noise sqrt(0.0016 / 3) = 0.0231, error 0.0231 x sqrt(1/3 + 1/2) = 0.0211; t(0.05, 3) = 3.182 makes 6.7 %, and the 2.5 % of
-    # the first of four looks t = 4.177, 8.8 %. b is ahead by 8 %.
+    # Noise sqrt(0.0016 / 3) = 0.0231, error 0.0231 x sqrt(1/3 + 1/2) = 0.0211; t(0.05, 3) = 3.182 makes 6.7 %, and the
+    # 2.5 % of the first of four looks t = 4.177, 8.8 %. b is ahead by 8 %.
     base = [100.0 * f for f in (0.98, 1.02, 1.0)]
     records = [*starts("a", *base), *starts("b", *(108.0 * f for f in (0.98, 1.02)), against="a")]
     assert decide(records, looks=1)["winner"]["verdict"] == "sure"

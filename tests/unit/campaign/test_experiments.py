@@ -228,6 +228,33 @@ def test_a_tie_refutes_that_it_is_faster():
     assert found["verdict"] == "refuted"
 
 
+def of_release(version, engine, arguments=(), name="a", against=None):
+    configuration = rec.Configuration(
+        name=name, against=against, hypothesis="The peak is higher.", engine=engine, arguments=list(arguments)
+    )
+    release = rec.Engine(name="sglang", version=version)
+    return a_record(configuration=configuration, engine=release, outcome="measured", points=[a_point(8, 100.0)])
+
+
+def test_a_default_that_is_spelled_out_is_no_change():
+    # SGLang's parser takes pp_size 1 and schedule_policy fcfs where nothing is said; mem_fraction_static it chooses.
+    a = of_release("0.5.11", {"tp_size": 8})
+    spelled = {"tp_size": 8, "pp_size": 1, "schedule_policy": "fcfs", "enable_eplb": False}
+    b = of_release("0.5.11", spelled | {"mem_fraction_static": 0.9}, name="b", against="a")
+    found = one([a, b])
+    assert found["changes"] == [("mem_fraction_static", None, 0.9)]
+    assert found["due_to"] == "mem_fraction_static"
+    # The other way round too.
+    assert (
+        one([of_release("0.5.11", spelled), of_release("0.5.11", {"tp_size": 8}, name="b", against="a")])["changes"]
+        == []
+    )
+    # A host that sets another policy for all makes it a change.
+    host_sets = of_release("0.5.11", {"tp_size": 8}, ["--schedule-policy", "lpm"])
+    fcfs = of_release("0.5.11", {"tp_size": 8, "schedule_policy": "fcfs"}, name="b", against="a")
+    assert [change[0] for change in one([host_sets, fcfs])["changes"]] == ["schedule_policy"]
+
+
 def test_another_release_is_a_change_too():
     old, new = rec.Engine(name="sglang", version="0.5.11"), rec.Engine(name="sglang", version="0.5.23")
     configuration = rec.Configuration(name="b", against="a", hypothesis="h", engine={"ep_size": 8})
