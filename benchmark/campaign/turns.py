@@ -95,7 +95,21 @@ class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked_for(text: bytes) -> HostSweep:
-    """A sweep from JSON.
+    """A sweep that is asked for, from JSON.
+
+    Raises:
+        SweepError: a setting that does not exist, one out of its range, or an objective that nothing would tell.
+    """
+    sweep = kept_sweep(text)
+    if why := _not_measured(sweep):
+        raise SweepError(why)
+    if sweep.asked.budget_minutes is not None and sweep.asked.budget_minutes <= 0:
+        raise SweepError(f"A budget of {sweep.asked.budget_minutes:g} minutes holds nothing; say -e budget=120.")
+    return sweep
+
+
+def kept_sweep(text: bytes) -> HostSweep:
+    """A sweep as it was kept, from JSON.
 
     Raises:
         SweepError: a setting that does not exist, or one out of its range.
@@ -105,10 +119,6 @@ def asked_for(text: bytes) -> HostSweep:
         sweep.settings()
     except (msgspec.MsgspecError, ValueError) as error:
         raise SweepError(f"This sweep cannot be: {error}") from error
-    if why := _not_measured(sweep):
-        raise SweepError(why)
-    if sweep.asked.budget_minutes is not None and sweep.asked.budget_minutes <= 0:
-        raise SweepError(f"A budget of {sweep.asked.budget_minutes:g} minutes holds nothing; say -e budget=120.")
     return sweep
 
 

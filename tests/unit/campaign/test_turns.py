@@ -81,6 +81,14 @@ def test_an_objective_that_no_point_tells_is_refused(objective, said):
         a_sweep(ladder=[4, 16], objective=objective, work={"name": "chat", "prompt_tokens": 1024})
 
 
+def test_what_an_earlier_version_began_can_still_be_read():
+    kept = msgspec.json.encode(a_sweep())
+    kept = kept.replace(b'"objective":"peak"', b'"objective":"throughput@8"')
+    assert turns.kept_sweep(kept).asked.objective == "throughput@8"
+    with pytest.raises(turns.SweepError):
+        turns.asked_for(kept)
+
+
 @pytest.mark.parametrize(
     ("objective", "work", "further"),
     [
