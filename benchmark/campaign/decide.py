@@ -31,8 +31,9 @@ def decide(
         looks: how often starts are added and contenders compared at most: what the error is shared among.
 
     Returns:
-        {"simulated", "winner": see `_winner`, "winners": {objective: ...}, "winners_by_host": {host: ...} where hosts
-        cannot be compared, "ranking": [...], "experiments": see experiments.py, "pareto": [...], "drift": [...],
+        {"simulated", "objective": the name of the main one, "winner": see `_winner`, "winners": {objective: ...},
+        "winners_by_host": {host: ...} where hosts cannot be compared, "ranking": [...], "experiments": see
+        experiments.py, "pareto": [...], "drift": [...],
         "noise": {objective: {"deviation", "degrees", "assumed"}}, "more_starts": [{"configuration", "host", "starts",
         "why"}], "notes": [...]}.
 
@@ -52,6 +53,7 @@ def decide(
     drifts = [d for host in dict.fromkeys(g.host for g in groups) if (d := _drift(groups, host, main, noises))]
     return {
         "simulated": any(record.simulated for starts in groups for record in starts.records),
+        "objective": main.name,
         "winner": winner,
         "winners": {name: won for name, won in winners.items() if won},
         "winners_by_host": by_host,

@@ -9,13 +9,14 @@ from typing import Any
 
 from . import turns
 from .decide import decide
-from .objectives import PEAK
+from .objectives import KNOWN, PEAK, group
 from .record import Record
 from .store import Campaign
 
 
 def decided(campaign: Campaign, records: list[Record] | None = None) -> dict[str, Any]:
-    """The decision of a campaign as its records stand: that of decide.py, with "name", "confidence" and "skipped".
+    """The decision of a campaign as its records stand: that of decide.py, with "name", "confidence", "looks" and
+    "skipped".
 
     "skipped" are what its sweeps did not try, or left early, and why: [{"configuration", "host", "reason",
     "chance"}].
@@ -25,11 +26,20 @@ def decided(campaign: Campaign, records: list[Record] | None = None) -> dict[str
     sweeps = campaign.sweeps()
     confidence = "full" if any(sweep.asked.confidence == "full" for sweep in sweeps) else "quick"
     looks = max((sweep.asked.looks for sweep in sweeps), default=1)
-    return decide(records, objective, looks=looks) | {
+    return decide(records, objective, _of_all(records, sweeps), looks) | {
         "name": campaign.name,
         "confidence": confidence if sweeps else None,
+        "looks": looks,
         "skipped": [*_not_tried(sweeps, records), *_left_early(records)],
     }
+
+
+def _of_all(records: list[Record], sweeps: list[turns.HostSweep]) -> list[str]:
+    """What the configurations are weighed by all at once, beside the objective: what was asked for, and what each of
+    those that were measured tells."""
+    measured = [found for found in group(records) if found.measured]
+    told = [by.name for by in KNOWN if measured and all(found.values(by) for found in measured)]
+    return list(dict.fromkeys([*(sweep.asked.objective for sweep in sweeps), *told]))
 
 
 def _not_tried(sweeps: list[turns.HostSweep], records: list[Record]) -> list[dict[str, Any]]:

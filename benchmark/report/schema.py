@@ -54,6 +54,8 @@ def campaign_schema() -> dict[str, Any]:
     decision = {
         "name": _TEXT,
         "simulated": {"type": "boolean"},
+        "objective": _TEXT | {"description": "What the winner is chosen by."},
+        "looks": _NUMBER | {"description": "How often finalists are compared at most."},
         "winner": winner,
         "winners": {"type": "object", "additionalProperties": winner},
         "ranking": {"type": "array", "items": {"type": "object", "properties": ranked}},
