@@ -22,6 +22,18 @@ def baseline_of(configurations: Iterable[Mapping[str, Any]]) -> str | None:
     return max(counted, key=lambda name: counted[name]) if counted else None
 
 
+def gpu_kind(gpus: Any) -> dict[str, list[str]]:
+    """What of a host's GPUs (as the verb `observe` tells them) another host must have too to be one of its kind.
+
+    Their addresses, their UUIDs and what is in use differ between any two hosts.
+    """
+    told = [gpu for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, Sequence) else []
+    return {
+        "names": sorted(str(gpu.get("name")) for gpu in told),
+        "drivers": sorted({str(gpu.get("driver")) for gpu in told}),
+    }
+
+
 def share(
     names: Sequence[str],
     hosts: Sequence[str],

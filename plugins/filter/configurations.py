@@ -59,6 +59,11 @@ def share_sweep(plan, hosts, host, groups=None):
     return _said(sharing.shared_plan, plan, list(hosts), host, groups)
 
 
+def gpu_kind(gpus):
+    """What of a host's GPUs another host must have too to be one of its kind."""
+    return sharing.gpu_kind(gpus)
+
+
 def sweep_context(entry, release, own, shared):
     """What the host is told of a configuration that it is to measure: itself, its command line, and what all share."""
     configuration = entry["configuration"]
@@ -168,6 +173,7 @@ class FilterModule:
             "plan_command_lines": plan_command_lines,
             "plan_refused": plan_refused,
             "share_sweep": share_sweep,
+            "gpu_kind": gpu_kind,
             "sweep_context": sweep_context,
             "node_count": node_count,
             "on_node": on_node,

@@ -12,7 +12,7 @@ from benchmark.campaign import record as rec
 from benchmark.campaign.decide import decide
 from benchmark.campaign.objectives import SINGLE_STREAM, objective
 from benchmark.campaign.schedule import Settings, cost, next_turns, planned, skipped
-from benchmark.engine.share import baseline_of, share, shared_plan
+from benchmark.engine.share import baseline_of, gpu_kind, share, shared_plan
 
 LADDER = (1, 16, 64, 256)
 PEAKS = {"tp8": 500.0, "ep8": 900.0, "pp8": 400.0, "ep4": 880.0}
@@ -235,6 +235,22 @@ def test_alike_hosts_share_a_baseline_that_can_start():
     mine, theirs = ({e["name"] for e in part if e["verdict"] != "rejected"} for part in shares)
     assert mine | theirs == {"ep8", "pp8", "ep4"}
     assert len(mine & theirs) == 1
+
+
+def observed(uuid, used, name="NVIDIA H200", driver="580.1"):
+    return [
+        {"index": i, "name": name, "uuid": f"{uuid}-{i}", "bus_id": f"{uuid}:{i}", "used_bytes": used, "driver": driver}
+        for i in range(2)
+    ]
+
+
+def test_hosts_are_alike_by_their_gpus_and_driver_alone():
+    one = gpu_kind(observed("a", 0))
+    assert gpu_kind(observed("b", 5 << 30)) == one
+    assert gpu_kind(observed("b", 0, name="NVIDIA H200 NVL")) != one
+    assert gpu_kind(observed("b", 0, driver="570.2")) != one
+    assert gpu_kind(observed("b", 0)[:1]) != one
+    assert gpu_kind("no GPU") == gpu_kind([])
 
 
 def test_a_budget_that_is_spent_says_so():
