@@ -164,9 +164,9 @@ class Campaign:
 
     def sweeps(self) -> list[HostSweep]:
         """The last sweep of each host, as far as it has come."""
-        from .turns import asked_for  # keeping a record needs nothing of it
+        from .turns import kept_sweep  # keeping a record needs nothing of it
 
-        return [asked_for(path.read_bytes()) for path in sorted(self.folder.glob("*/sweep.json"))]
+        return [kept_sweep(path.read_bytes()) for path in sorted(self.folder.glob("*/sweep.json"))]
 
     def sweep(self, host: str) -> HostSweep:
         """The sweep of one host.
@@ -174,12 +174,12 @@ class Campaign:
         Raises:
             StoreError: none was opened.
         """
-        from .turns import asked_for
+        from .turns import kept_sweep
 
         path = self.folder / host / "sweep.json"
         if not path.exists():
             raise StoreError(f"There is no sweep of {host} at {path}; open it first.")
-        return asked_for(path.read_bytes())
+        return kept_sweep(path.read_bytes())
 
     def keep_sweep(self, sweep: HostSweep) -> None:
         if not _NAME.fullmatch(sweep.host):
