@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from ..campaign import record as rec
+from ..engine.secrets import masked
 from . import clock, forms, holding, records, watch
 from .managers import manager_for
 from .services import JOB_UNIT, Manager
@@ -226,7 +227,7 @@ def _took(settings: Settings) -> float:
 
 
 def _failed(text: str) -> dict[str, Any]:
-    return {"phase": "failed", "changed": True, "failure": text, "progress": {}, "point": {}}
+    return {"phase": "failed", "changed": True, "failure": masked(text), "progress": {}, "point": {}}
 
 
 def _tail(settings: Settings, manager: Manager) -> str:

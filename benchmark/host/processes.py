@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from ..engine.secrets import masked
+
 UNIT_MARK, STATE_MARK = "SHARDSWEEP_UNIT", "SHARDSWEEP_STATE"
 """Environment of each engine's processes: the unit, and the state folder that the unit belongs to (a machine may have
 several, with units of one name). A child keeps both whatever session or process group it moves to (a compiler that
@@ -17,6 +19,7 @@ outlives its engine does), so they find what a process group does not. A process
 overwrites its environment, unless SPT_NOENV is set in it, as the units do."""
 
 _LISTEN = "0A"
+_LONGEST_COMMAND = 4096
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -43,7 +46,8 @@ def describe(pid: int) -> Process | None:
             return None
         command = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         name = stat[stat.index("(") + 1 : stat.rindex(")")]
-        return Process(pid, _user(proc.stat().st_uid), command or f"[{name}]")
+        # Another's command line is shown and recorded where it is in the way.
+        return Process(pid, _user(proc.stat().st_uid), masked(command[:_LONGEST_COMMAND]) or f"[{name}]")
     except (OSError, IndexError, ValueError):
         return None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import lifecycle
+from ..engine.secrets import masked
 from . import clock, engine_http, forms, holding, kept, patience
 from .managers import manager_for
 from .services import JOB_UNIT, Manager, ServiceState, engine_unit
@@ -267,9 +268,9 @@ def _fail(
     state["failure"] = {
         "kind": kind,
         "stage": stage,
-        "sentence": sentence,
-        "advice": advice,
-        "evidence": evidence[-12:],
+        "sentence": masked(sentence),
+        "advice": masked(advice),
+        "evidence": [masked(line) for line in evidence[-12:]],
         "may_pass": may_pass,
     }
 

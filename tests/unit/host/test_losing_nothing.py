@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from builders import a_point, a_record
 
@@ -314,6 +317,26 @@ class TestBlocked:
         assert str(stuck.value) == "Blocked by pid 4242424: python train.py: GPU memory is held (GPU 3 40.0 GiB)."
         assert (stuck.value.kind, stuck.value.may_pass) == ("blocked_by_others", True)
         assert killed == []
+
+    def test_a_strangers_secret_is_not_told(self, settings, monkeypatch):
+        held = gpus.Gpu(
+            index=3, name="G", uuid="GPU-3", bus_id="1", memory_bytes=96 << 30, used_bytes=40 << 30, driver="580"
+        )
+        monkeypatch.setattr(processes, "port_holders", lambda _: [])
+        monkeypatch.setattr(gpus, "gpus", lambda _: [held])
+        stranger = subprocess.Popen([sys.executable, "-c", "input()", "--api-key", "hunter2"], stdin=subprocess.PIPE)
+        other = gpus.Holder(pid=4242424, command="train HF_TOKEN=hunter2", bytes=1, uuid="GPU-3")
+        here = gpus.Holder(pid=stranger.pid, command="python", bytes=1, uuid="GPU-3")
+        monkeypatch.setattr(gpus, "holders", lambda _: [other, here])
+        monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
+        try:
+            with pytest.raises(stop.StuckError) as stuck:
+                self.step(settings)
+        finally:
+            stranger.communicate(b"\n")
+        told = str(stuck.value) + str(stuck.value.evidence)
+        assert "hunter2" not in told
+        assert "--api-key REMOVED" in told and "HF_TOKEN=REMOVED" in told
 
     def test_memory_that_no_process_holds_is_leaked(self, settings, monkeypatch):
         held = gpus.Gpu(
