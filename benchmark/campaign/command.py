@@ -19,10 +19,9 @@ from ..report.tables import comparison_text, terminal_table
 from .judged import decided, written
 from .playbooks import NoProject, command_line, run_plain, run_watched
 from .progress import LiveView, PlainView, View
-from .record import Record, RecordError
-from .store import Campaign, StoreError
+from .record import CampaignError, Record
+from .store import Campaign
 from .sweep import Sweep
-from .turns import SweepError
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 _WIDTH = 100
@@ -55,7 +54,10 @@ def sweep_command(
         out.print("Interrupted. Giving the host back ...", highlight=False)
         run_plain("playbooks/give_back.yml", command_line(inventory, limit, variables | {"sweep_tokens": fold.tokens}))
         if fold.folder is not None:
-            _written(Path(fold.folder))
+            try:
+                _written(Path(fold.folder))
+            except CampaignError as error:
+                out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         out.print("What was measured is kept; the same command goes on where it was.", highlight=False)
         return _INTERRUPTED
     for error in fold.errors:
@@ -64,7 +66,11 @@ def sweep_command(
         if not fold.hosts_seen and not fold.errors:
             out.print("No host took part. Look at the inventory and --limit.", style="red", highlight=False)
         return exit_status or _FAILED
-    shown = _show(Path(fold.folder), out, as_json=as_json)
+    try:
+        shown = _show(Path(fold.folder), out, as_json=as_json)
+    except CampaignError as error:
+        out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        shown = _FAILED
     return exit_status or shown
 
 
@@ -85,10 +91,10 @@ def report_command(folder: Path, console: Console) -> int:
                 console.print(f"There are no records below {folder}.", style="red", highlight=False)
                 return _USAGE
             written(campaign)
-    except (StoreError, RecordError, SweepError) as error:
+        return _show(folder, console)
+    except CampaignError as error:
         console.print(str(error), style="red", highlight=False)
         return _FAILED
-    return _show(folder, console)
 
 
 def compare_command(before: str, after: str, console: Console) -> int:

@@ -132,10 +132,11 @@ def test_what_the_engine_and_strangers_tell_is_in_no_record_of_a_sweep_that_fail
     del site.variables["sglang_service_python"]
     site.write()
     words = ["--api-key", "PlantedByAStranger1", "HF_TOKEN=PlantedByAStranger2"]
-    listen = f"import socket; s = socket.create_server(('127.0.0.1', {site.port})); print(1, flush=True); input()"
-    stranger = subprocess.Popen(
-        [sys.executable, "-c", listen, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    (tmp_path / "listen.py").write_text(
+        f"import socket; s = socket.create_server(('127.0.0.1', {site.port})); print(1, flush=True); input()"
     )
+    listening, pipe = [sys.executable, "listen.py", *words], subprocess.PIPE
+    stranger = subprocess.Popen(listening, cwd=tmp_path, stdin=pipe, stdout=pipe, text=True)
     try:
         assert stranger.stdout.readline()
         command[2] = "ep4"
