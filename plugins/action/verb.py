@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 from ansible.plugins.action import ActionBase
@@ -34,5 +35,17 @@ class ActionModule(ActionBase):
         done = self._low_level_execute_command(command, in_data=given, chdir=folder)
         result = {"changed": False, "cmd": said["argv"], **done}
         if done["rc"] != 0:
-            result |= {"failed": True, "msg": "non-zero return code"}
+            result |= {"failed": True, "msg": _reason(done)}
         return result
+
+
+def _reason(done):
+    """Why a verb failed: its own word, else the last that its program said."""
+    try:
+        said = json.loads(done.get("stdout") or "")
+    except ValueError:
+        said = None
+    if isinstance(said, dict) and isinstance(said.get("error"), str):
+        return said["error"]
+    lines = [line.strip() for line in (done.get("stderr") or "").splitlines() if line.strip()]
+    return lines[-1] if lines else f"It ended with status {done['rc']} and said nothing."

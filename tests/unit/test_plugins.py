@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,18 @@ def test_a_verb_that_fails_fails_its_task_and_its_answer_is_there(tmp_path):
     task = {"argv": [sys.executable, "-c", 'import sys; print(\'{"error": "no room"}\'); sys.exit(2)']}
     said = play(tmp_path, "verb", task)
     assert (json.loads(said["stdout"]), said["rc"], said["failed"]) == ({"error": "no room"}, 2, True)
+    assert said["msg"] == "no room"
+
+
+@pytest.mark.parametrize(
+    ("program", "msg"),
+    [
+        ("import sys; sys.stderr.write('Traceback\\nOSError: [Errno 28]\\n\\n'); sys.exit(3)", "OSError: [Errno 28]"),
+        ("print('[1]'); raise SystemExit(5)", "It ended with status 5 and said nothing."),
+    ],
+)
+def test_a_verb_that_left_no_answer_is_told_by_the_last_line_of_its_trace(tmp_path, program, msg):
+    assert play(tmp_path, "verb", {"argv": [sys.executable, "-c", program]})["msg"] == msg
 
 
 def test_a_verb_is_not_run_in_check_mode(tmp_path):

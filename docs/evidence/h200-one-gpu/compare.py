@@ -2,7 +2,7 @@
 
 compare.py FOLDER            ours twice over the ladder, bench_serving once between
 compare.py --quick FOLDER    a few requests at 8, 64 and 256, for the hook that counts experts
-  [--port 30001] [--log FILE] [--workload FILE]     the engine's port and log; a workload as JSON, in place of 6 s windows
+  [--port 30001] [--log FILE] [--workload FILE]     the engine, and a workload as JSON in place of 6 s windows
 """
 
 from __future__ import annotations
@@ -75,7 +75,13 @@ async def ours(server: Server, repeat: int, ladder: tuple[int, ...], workload: W
     tokenization = await tokenization_of(target, workload)
     for concurrency in ladder:
         got = await measure_point(
-            target, workload, concurrency, repeat=repeat, tokenization=tokenization, engine_log=server.log, telemetry=True
+            target,
+            workload,
+            concurrency,
+            repeat=repeat,
+            tokenization=tokenization,
+            engine_log=server.log,
+            telemetry=True,
         )
         name = f"c{concurrency:03d}-r{repeat}"
         got.write(server.folder / f"requests-{name}.jsonl.zst")

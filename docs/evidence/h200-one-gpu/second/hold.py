@@ -41,7 +41,7 @@ def main() -> None:
     for model in OTHER:
         shape = load_model(model)
         found = [calibrated(folder, shape, model) for folder in (HERE, HERE.parent / "campaigns")]
-        say(f"{model}: decode step in ms by the log, the plan, calibrated on {OTHER[model]} (this session, the first)\n")
+        say(f"{model}: decode step in ms by the log, the plan, calibrated on {OTHER[model]} (now, before)\n")
         for record in records(HERE, model):
             engine = record["configuration"]["engine"]
             for point in record["points"]:
