@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import shlex
+import signal
 
 from ansible.plugins.action import ActionBase
+
+_PR_SET_PDEATHSIG = 1
 
 
 class ActionModule(ActionBase):
@@ -18,6 +23,10 @@ class ActionModule(ActionBase):
     _requires_connection = True
     _supports_check_mode = False
     _supports_async = False
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        _end_with_controller()
 
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
@@ -37,6 +46,16 @@ class ActionModule(ActionBase):
         if done["rc"] != 0:
             result |= {"failed": True, "msg": _reason(done)}
         return result
+
+
+def _end_with_controller():
+    """Let the kernel end this worker when the controller is killed, where it can (Linux: prctl(2), PR_SET_PDEATHSIG).
+
+    A worker has a session of its own. It would ask on, and so keep the host from the next sweep, and then wait for ever
+    in a pipe that nobody reads.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _reason(done):
