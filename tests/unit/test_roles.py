@@ -70,7 +70,7 @@ def test_group_vars_hold_the_catalogue_and_nothing_else():
 def test_a_role_has_a_scenario_of_its_own(role):
     scenario = ROOT / "molecule" / role
     assert (scenario / "verify.yml").exists() or (scenario / "side_effect.yml").exists()
-    # `make test-systemd` runs it.
+    # `make test-hosts` runs it.
     assert role in load_runner().scenarios()
 
 
