@@ -9,7 +9,7 @@ import json
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.shardsweep.serving.benchmark.engine import configuration as conf
-from ansible_collections.shardsweep.serving.benchmark.engine import flags, nodes, unit
+from ansible_collections.shardsweep.serving.benchmark.engine import flags, layout, nodes, unit
 from ansible_collections.shardsweep.serving.benchmark.engine import share as sharing
 
 
@@ -34,6 +34,11 @@ def resolve_configuration(name, catalogue, site=None):
         return conf.resolve(conf.find_name(name, merged), merged)
 
     return _said(resolve)
+
+
+def gpu_places(configuration, environment):
+    """Indices of the GPUs that a configuration takes on a host; empty where they are named by UUID."""
+    return _said(layout.gpu_places, configuration["engine"], environment) or []
 
 
 def plan_sweep(wanted, catalogue, site, setting):
@@ -175,6 +180,7 @@ class FilterModule:
             "share_sweep": share_sweep,
             "sweep_context": sweep_context,
             "node_count": node_count,
+            "gpu_places": gpu_places,
             "on_node": on_node,
             "spread": spread,
             "lacking_nodes": lacking_nodes,

@@ -192,7 +192,7 @@ def test_a_rank_is_started_again_with_its_first_node(settings, monkeypatch, tmp_
     manager = Manager(tmp_path, UNIT)
     monkeypatch.setattr(switch, "manager_for", lambda _: manager)
     monkeypatch.setattr(
-        switch, "stop_step", lambda _settings, manager, units, _: [manager.stop(unit) for unit in units] and None
+        switch, "stop_step", lambda _settings, manager, units, *_: [manager.stop(unit) for unit in units] and None
     )
     monkeypatch.setattr(switch.patience, "note", lambda *_: None)
     monkeypatch.setattr(switch.patience, "told", lambda *_: "tp16 to start")
