@@ -78,13 +78,19 @@ def forget(settings: Settings) -> None:
 
 def note_end(settings: Settings, held: dict[str, Any]) -> None:
     """Remember a lease that was ended, perhaps by the guard while its sweep is only slow or the host was booted."""
-    write_json(settings.state / _ENDED, {key: value for key, value in held.items() if key != "ending"})
+    told = {key: value for key, value in held.items() if key != "ending"}
+    write_json(settings.state / _ENDED, told | {"ended": clock.mark()})
 
 
 def ended(settings: Settings, token: str) -> dict[str, Any] | None:
     """The lease that was ended last, where it was this sweep's."""
     held = _read(settings, _ENDED)
     return held if held and held["token"] == token else None
+
+
+def ended_at(settings: Settings) -> Any:
+    """The clock's mark of when a lease was last ended here; None: never."""
+    return (_read(settings, _ENDED) or {}).get("ended")
 
 
 def alive(settings: Settings, held: dict[str, Any]) -> bool:

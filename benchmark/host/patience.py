@@ -36,7 +36,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def note(settings: Settings, start: dict[str, Any], log: Path, processes: list[Process]) -> None:
-    """Put into `start["signs"]` what can be seen now, and when it last moved; of GPUs `start["gpus"]` alone, if told."""
+    """Put into `start["signs"]` what can be seen now, and when it last moved; of GPUs, `start["gpus"]` alone."""
     signs = start.setdefault("signs", {"moved": clock.mark()})
     size, read = _size(log), _bytes_read(processes)
     compiling = any(Path(p.command.split(" ", 1)[0]).name in _COMPILERS for p in processes)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..engine import lifecycle
 from ..engine.secrets import masked
-from . import clock, engine_http, forms, holding, kept, patience
+from . import clock, engine_http, forms, holding, kept, outside, patience
 from .managers import manager_for
 from .services import JOB_UNIT, Manager, ServiceState, engine_unit
 from .serving import note_start, running, serving_units
@@ -195,7 +195,12 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
         # A unit that its manager starts again and again before it ever was ready is failing, not starting.
         if restarts_in_vain:
             manager.stop(unit)
-        _fail_from(state, _ended(service, seen), f"The engine ended before it was ready ({service.detail}).", seen)
+        _fail_from(
+            state,
+            _ended(settings, start, service, seen),
+            f"The engine ended before it was ready ({service.detail}).",
+            seen,
+        )
         return
     if seen.failure is not None and seen.failure.kind == "port_taken":
         # The engine neither serves nor exits then: waiting for either would be waiting for ever.
@@ -233,22 +238,34 @@ def death(settings: Settings, name: str) -> dict[str, Any] | None:
     service = manager.state(unit)
     if service.running:
         return None
-    offset = running(settings).get(unit, {}).get("log_offset", 0)
+    start = running(settings).get(unit, {})
+    offset = start.get("log_offset", 0)
     log = manager.log(unit)
     # The end tells; an engine that measured has written much before it.
     if log.exists() and log.stat().st_size - offset > LOG_BYTES:
         offset = log.stat().st_size - LOG_BYTES
     seen = lifecycle.read_log(log_since(log, offset))
     state: dict[str, Any] = {}
-    _fail_from(state, _ended(service, seen), f"The engine ended while it was measured ({service.detail}).", seen)
+    failure = _ended(settings, start, service, seen)
+    _fail_from(state, failure, f"The engine ended while it was measured ({service.detail}).", seen)
     return state["failure"]
 
 
-def _ended(service: ServiceState, seen: lifecycle.Lifecycle) -> lifecycle.Failure | None:
-    """Why an engine is gone that nobody asked to stop: the service manager's word, its log's, or its exit status."""
+def _ended(
+    settings: Settings, start: dict[str, Any], service: ServiceState, seen: lifecycle.Lifecycle
+) -> lifecycle.Failure | None:
+    """Why an engine is gone that nobody asked to stop: its host's word, its log's, or its exit status."""
     if service.refusal is not None:
         return lifecycle.Failure("not_started", "process", service.refusal.sentence, advice=service.refusal.advice)
-    return lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
+    if (why := outside.cause(settings, start, service, seen)) is not None:
+        return why
+    failure = lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
+    if service.result == "start-limit-hit" and seen.failure is None:
+        said = (
+            "systemd has started it again and again, and gave up (start-limit-hit): each time it ended without a word."
+        )
+        return lifecycle.Failure("crash", seen.stage, said, tuple(seen.last_lines), "Read the end of the engine's log.")
+    return failure
 
 
 def log_since(log: Path, offset: int) -> str:

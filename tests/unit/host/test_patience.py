@@ -138,7 +138,7 @@ def test_only_the_gpus_of_the_start_tell_of_a_hang(settings, monkeypatch, tmp_pa
     assert start["signs"]["busy"] == [0, 1]
     start["signs"]["asked"], others[:] = ago(60), [busy(2, 80, 500, used_gib=60)]
     patience.note(settings, start, tmp_path / "log", [])
-    assert clock.since(start["signs"]["moved"]) >= 100
+    assert clock.since(start["signs"]["moved"]) > 90
     everywhere = {"signs": {"moved": ago(100), "log_bytes": 0}}
     patience.note(settings, everywhere, tmp_path / "log", [])
     assert "busy_since" not in everywhere["signs"]
