@@ -233,10 +233,9 @@ def started(settings: Settings, name: str, key: str, start: dict[str, Any]) -> N
 
 def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
     figures = dict(start.get("figures") or {})
-    answered = engine_http.loads(settings).get("loads") or [{}]
-    memory = answered[0].get("memory") or {}
+    memory = engine_http.memory(settings)
     for key, theirs in (("weights_bytes", "weight_gb"), ("kv_bytes", "kv_cache_gb"), ("graph_bytes", "graph_gb")):
-        if isinstance(memory.get(theirs), (int, float)):
+        if theirs in memory:
             figures[key] = int(memory[theirs] * GIB)
     if isinstance(memory.get("token_capacity"), int):
         figures["kv_tokens"] = memory["token_capacity"]
