@@ -223,6 +223,16 @@ class Starts:
         values = self.values(by)
         return values[CHOOSING_STARTS:] or values[-1:]
 
+    @property
+    def has_long_prompts(self) -> bool:
+        """Whether the ladder itself is of long prompts, so that what is read from those is read from it."""
+        return _prompt_tokens(self.shown.workload) >= LONG_PROMPT_TOKENS
+
+    def point(self, by: Objective) -> Point | None:
+        """The point of the start that speaks for all at which the objective is read."""
+        rung = self.rung(by)
+        return next((p for p in _points(self.shown, by) if p.concurrency == rung), None)
+
     @staticmethod
     def _rungs(record: Record, by: Objective) -> set[int]:
         return {p.concurrency for p in _points(record, by)}

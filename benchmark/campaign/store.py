@@ -108,7 +108,7 @@ class Campaign:
         Returns:
             Where what was broken lies now.
         """
-        from .turns import SweepError, asked_for
+        from .turns import SweepError, kept_sweep
 
         moved = []
         with self.locked():
@@ -120,7 +120,7 @@ class Campaign:
                     self._restored(path)
             for path in sorted(self.folder.glob("*/sweep.json")):
                 try:
-                    asked_for(path.read_bytes())
+                    kept_sweep(path.read_bytes())
                 except SweepError:
                     moved.append(_set_aside(path))
             try:
@@ -169,12 +169,12 @@ class Campaign:
     def sweeps(self) -> list[HostSweep]:
         """The last sweep of each host, as far as it has come; without one whose file was spoiled, which its next sweep
         sets aside."""
-        from .turns import SweepError, asked_for  # keeping a record needs nothing of it
+        from .turns import SweepError, kept_sweep  # keeping a record needs nothing of it
 
         found = []
         for path in sorted(self.folder.glob("*/sweep.json")):
             with contextlib.suppress(SweepError):
-                found.append(asked_for(path.read_bytes()))
+                found.append(kept_sweep(path.read_bytes()))
         return found
 
     def sweep(self, host: str) -> HostSweep:
@@ -183,12 +183,12 @@ class Campaign:
         Raises:
             StoreError: none was opened.
         """
-        from .turns import asked_for
+        from .turns import kept_sweep
 
         path = self.folder / host / "sweep.json"
         if not path.exists():
             raise StoreError(f"There is no sweep of {host} at {path}; open it first.")
-        return asked_for(path.read_bytes())
+        return kept_sweep(path.read_bytes())
 
     def keep_sweep(self, sweep: HostSweep) -> None:
         if not _NAME.fullmatch(sweep.host):

@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..load.further import OPEN
+from ..load.workload import NAMED
 from . import schedule
-from .objectives import PEAK, SINGLE_STREAM, objective
+from .objectives import GOODPUT, LONG_PROMPT_TOKENS, PEAK, SINGLE_STREAM, objective
 from .record import CampaignError, Record
 
 Retry = Literal["may_pass", "failed", "all", "none"]
@@ -93,7 +95,21 @@ class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked_for(text: bytes) -> HostSweep:
-    """A sweep from JSON.
+    """A sweep that is asked for, from JSON.
+
+    Raises:
+        SweepError: a setting that does not exist, one out of its range, or an objective that nothing would tell.
+    """
+    sweep = kept_sweep(text)
+    if why := _not_measured(sweep):
+        raise SweepError(why)
+    if sweep.asked.budget_minutes is not None and sweep.asked.budget_minutes <= 0:
+        raise SweepError(f"A budget of {sweep.asked.budget_minutes:g} minutes holds nothing; say -e budget=120.")
+    return sweep
+
+
+def kept_sweep(text: bytes) -> HostSweep:
+    """A sweep as it was kept, from JSON.
 
     Raises:
         SweepError: a setting that does not exist, or one out of its range.
@@ -103,9 +119,38 @@ def asked_for(text: bytes) -> HostSweep:
         sweep.settings()
     except (msgspec.MsgspecError, ValueError) as error:
         raise SweepError(f"This sweep cannot be: {error}") from error
-    if sweep.asked.budget_minutes is not None and sweep.asked.budget_minutes <= 0:
-        raise SweepError(f"A budget of {sweep.asked.budget_minutes:g} minutes holds nothing; say -e budget=120.")
     return sweep
+
+
+def _not_measured(sweep: HostSweep) -> str:
+    """Why no point of this sweep would tell its objective, and what to ask for; empty where one does."""
+    by, ladder = sweep.settings().objective, sorted(sweep.asked.ladder)
+    if by.concurrency is not None and by.concurrency not in ladder:
+        rungs = ",".join(map(str, sorted({by.concurrency, *ladder})))
+        return (
+            f"The objective {by.name} is read at concurrency {by.concurrency}, which is not on the ladder: "
+            f"say -e concurrencies={rungs}."
+        )
+    known = list(sweep.fingerprints.values())
+    if not known:
+        return ""  # nothing is to be started, or a dry run has not asked the host
+    after = {name for found in known for name, _, repeat in found.further if repeat == 1}
+    if by.name == GOODPUT.name and not any(name.endswith(OPEN) for name in after):
+        return (
+            "The objective goodput is read from an open loop, and none is measured: say at how many requests a second "
+            "and under which limits, such as -e rate=2 -e ttft_limit=2 -e tpot_limit=0.05."
+        )
+    works = [found.of["workload"] for found in known if isinstance(found.of.get("workload"), dict)]
+    lengths = [work.get("prompt_tokens") for work in works]
+    beside = [NAMED[name].prompt_tokens if name in NAMED else None for name in after if not name.endswith(OPEN)]
+    told = [tokens for tokens in (*lengths, *beside) if isinstance(tokens, int)]
+    # A workload of the user's own beside the ladder is not known here.
+    if by.long_prompts and works and None not in beside and max(told, default=0) < LONG_PROMPT_TOKENS:
+        return (
+            f"The objective {by.name} is read from prompts of {LONG_PROMPT_TOKENS:,} tokens and more, and none is "
+            "measured: say -e workload=long_prompt, or name one in sglang_benchmark_further."
+        )
+    return ""
 
 
 def opened(sweep: HostSweep, records: Iterable[Record], now: dt.datetime) -> HostSweep:

@@ -61,12 +61,12 @@ def share_sweep(plan, hosts, host, groups=None):
 
     `groups`: nodes that a host is the first of, where those are several.
     """
+    return _said(sharing.shared_plan, plan, list(hosts), host, groups)
 
-    names = [entry["name"] for entry in plan]
-    baseline = sharing.baseline_of(entry["configuration"] for entry in plan)
-    needs = {entry["name"]: node_count(entry["configuration"]) for entry in plan}
-    mine = set(sharing.share(names, list(hosts), baseline, needs, groups)[host])
-    return [entry for entry in plan if entry["name"] in mine]
+
+def gpu_kind(gpus):
+    """What of a host's GPUs another host must have too to be one of its kind."""
+    return sharing.gpu_kind(gpus)
 
 
 def sweep_context(entry, release, own, shared):
@@ -178,6 +178,7 @@ class FilterModule:
             "plan_command_lines": plan_command_lines,
             "plan_refused": plan_refused,
             "share_sweep": share_sweep,
+            "gpu_kind": gpu_kind,
             "sweep_context": sweep_context,
             "node_count": node_count,
             "gpu_places": gpu_places,

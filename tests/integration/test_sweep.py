@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import time
 
 import pytest
-from conftest import BIN, ROOT, recap, said
+from conftest import BIN, ROOT, recap, run, said
 
 from benchmark.campaign.store import Campaign
 
@@ -109,6 +110,52 @@ def test_a_sweep_asks_before_it_stops_what_serves(served):
     assert refused.returncode != 0
     assert "sglang-ep4 serves on here and would be stopped" in said(refused)
     assert served.serving() == ["sglang-ep4"]
+
+
+def test_the_command_without_a_terminal_says_how_to_go_on_and_stops_nothing(served):
+    served.write()
+    line = [str(BIN / "shardsweep"), "sweep", "ep8", "-i", str(served.inventory), "--json"]
+    done = run(line, ROOT, served.environment())
+    assert done.returncode not in (0, None)
+    told = json.loads(done.stdout)
+    assert told["winner"] is None
+    assert "sglang-ep4 serves on here and would be stopped. Say -e interrupt=true" in " ".join(told["errors"])
+    assert "sglang-ep4 serves on here and would be stopped. Say -e interrupt=true" in " ".join(done.stderr.split())
+    assert served.serving() == ["sglang-ep4"]
+
+
+def test_the_command_at_a_terminal_asks_once_and_does_what_is_answered(served):
+    said_no, status = at_a_terminal(served, "n\n")
+    assert status != 0 and "Nothing was stopped" in said_no, said_no
+    assert served.serving() == ["sglang-ep4"] and records(served) == {}
+    said_yes, status = at_a_terminal(served, "y\n")
+    assert status == 0, said_yes
+    assert said_yes.count("sglang-ep4 serves on here.") == said_yes.count("Stop it for the sweep? [y/N]") == 1
+    assert records(served)["here", "ep8"].outcome == "measured"
+    assert served.serving() == ["sglang-ep4"]
+
+
+def at_a_terminal(site, answer: str) -> tuple[str, int]:
+    """(what a terminal shows of a sweep whose question is answered so, exit status)."""
+    site.write()
+    line = [str(BIN / "shardsweep"), "sweep", "ep8", "-i", str(site.inventory), "--concurrencies", "1"]
+    ours, theirs = pty.openpty()
+    environment = site.environment() | {"TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(line, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown, deadline = "", time.monotonic() + 240
+    while time.monotonic() < deadline:
+        try:
+            shown += os.read(ours, 65536).decode(errors="replace")
+        except OSError:  # the other side was closed
+            break
+        if answer and "[y/N]" in shown:
+            os.write(ours, answer.encode())
+            answer = ""
+    else:
+        process.kill()
+    os.close(ours)
+    return shown, process.wait(timeout=30)
 
 
 def test_the_last_host_down_takes_nothing_from_the_others(site):

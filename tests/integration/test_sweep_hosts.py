@@ -41,11 +41,13 @@ def test_unlike_hosts_have_a_campaign_each(two):
     two.hosts["there"]["sglang_service_simulated_hardware"] = "8x H100 SXM"
     done = two.play("sweep.yml", configs="tp8,ep8", concurrencies="4")
     assert done.returncode == 0, said(done)
-    names, _ = found(two)
+    names, decision = found(two)
     assert {host: sorted(set(told)) for host, told in names.items()} == {
         "here": ["ep8", "tp8"],
         "there": ["ep8", "tp8"],
     }
+    # Both measured both, and still neither says anything of the other.
+    assert set(decision["winners_by_host"]) == {"here", "there"}
 
 
 def test_sharing_can_be_refused(two):

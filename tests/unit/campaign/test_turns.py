@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 PEAKS = {"tp8": 500.0, "ep8": 900.0, "ep4": 880.0}
 
 
-def a_sweep(names=PEAKS, verdicts=None, **asked):
+def a_sweep(names=PEAKS, verdicts=None, work=None, further=(), **asked):
     plan = [
         {
             "name": name,
@@ -35,6 +36,9 @@ def a_sweep(names=PEAKS, verdicts=None, **asked):
         for name in names
     ]
     known = {name: {"fingerprint": name, "of": {"driver": "580", "engine": {"name": "sglang"}}} for name in names}
+    for found in known.values():
+        found["of"] |= {"workload": work} if work else {}
+        found["further"] = list(further)
     asked = {"ladder": [1, 16, 64], "confidence": "quick", **asked}
     said = {"host": "h1", "plan": plan, "fingerprints": known, "asked": asked}
     return turns.asked_for(json.dumps(said).encode())
@@ -60,6 +64,45 @@ def failed(name, *, may_pass):
 
 def coming(sweep, records, at=NOON):
     return [(turn.configuration, turn.start_number) for turn in turns.look(sweep, records, at).turns]
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ("throughput@8", "is read at concurrency 8, which is not on the ladder: say -e concurrencies=4,8,16."),
+        ("single_stream", "is read at concurrency 1, which is not on the ladder: say -e concurrencies=1,4,16."),
+        ("goodput", "is read from an open loop, and none is measured: say at how many requests a second"),
+        ("ttft", "is read from prompts of 4,096 tokens and more, and none is measured"),
+        ("prefill", "is read from prompts of 4,096 tokens and more, and none is measured"),
+    ],
+)
+def test_an_objective_that_no_point_tells_is_refused(objective, said):
+    with pytest.raises(turns.SweepError, match=re.escape(f"The objective {objective} {said}")):
+        a_sweep(ladder=[4, 16], objective=objective, work={"name": "chat", "prompt_tokens": 1024})
+
+
+def test_what_an_earlier_version_began_can_still_be_read():
+    kept = msgspec.json.encode(a_sweep())
+    kept = kept.replace(b'"objective":"peak"', b'"objective":"throughput@8"')
+    assert turns.kept_sweep(kept).asked.objective == "throughput@8"
+    with pytest.raises(turns.SweepError):
+        turns.asked_for(kept)
+
+
+@pytest.mark.parametrize(
+    ("objective", "work", "further"),
+    [
+        ("peak", {"name": "chat", "prompt_tokens": 1024}, []),
+        ("throughput@16", {"name": "chat", "prompt_tokens": 1024}, []),
+        ("goodput", {"name": "chat", "prompt_tokens": 1024}, [["chat_open", 16, 1]]),
+        ("ttft", {"name": "chat", "prompt_tokens": 1024}, [["long_prompt", 1, 1]]),
+        ("prefill", {"name": "long_prompt", "prompt_tokens": 16384}, []),
+        # One of the user's own, whose length is not known here.
+        ("prefill", {"name": "chat", "prompt_tokens": 1024}, [["mine", 1, 1]]),
+    ],
+)
+def test_an_objective_that_a_point_tells_is_taken(objective, work, further):
+    assert a_sweep(ladder=[4, 16], objective=objective, work=work, further=further).asked.objective == objective
 
 
 def test_what_an_earlier_sweep_completed_is_not_repeated():
