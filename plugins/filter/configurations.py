@@ -5,6 +5,7 @@ Each task that names a filter loads this anew in its worker; the planner, which 
 
 from __future__ import annotations
 
+import base64
 import json
 
 from ansible.errors import AnsibleFilterError
@@ -34,6 +35,18 @@ def resolve_configuration(name, catalogue, site=None):
         return conf.resolve(conf.find_name(name, merged), merged)
 
     return _said(resolve)
+
+
+def json_file(content):
+    """The JSON object of a file as ansible.builtin.slurp brings it; {} where it is none: cut off, spoiled, or other.
+
+    Facts say again what can be found out again, so a spoiled one stops nothing.
+    """
+    try:
+        found = json.loads(base64.b64decode(content))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def gpu_places(configuration, environment):
@@ -182,6 +195,7 @@ class FilterModule:
             "sweep_context": sweep_context,
             "node_count": node_count,
             "gpu_places": gpu_places,
+            "json_file": json_file,
             "on_node": on_node,
             "spread": spread,
             "lacking_nodes": lacking_nodes,

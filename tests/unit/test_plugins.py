@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.shardsweep.serving.plugins.filter.configurations import FilterModule
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,3 +115,19 @@ def play(tmp_path: Path, action: str, arguments: dict, *options: str, umask: int
     options = ("-e", f"ansible_python_interpreter={sys.executable}", *options)
     subprocess.run([*command, *options], cwd=ROOT, env=environment, check=True, capture_output=True, umask=umask)
     return {"failed": False, **json.loads(told.read_text())}
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        (b'{"path": "/m", "revision": "abc"}', {"path": "/m", "revision": "abc"}),
+        (b'{"path": "/m", "revi', {}),
+        (b"", {}),
+        (b"[1]", {}),
+        (b"null", {}),
+        (b"\xff\x00", {}),
+        (b"[" * 100_000, {}),
+    ],
+)
+def test_a_spoiled_fact_counts_as_absent(content, read):
+    assert FilterModule().filters()["json_file"](base64.b64encode(content).decode()) == read
