@@ -48,9 +48,12 @@ def keep(settings: Settings, held: dict[str, Any]) -> None:
 
 
 def note_ending(settings: Settings, held: dict[str, Any]) -> None:
-    """From now on its sweep may do nothing here but end: the host is being given back."""
+    """From now on its sweep may do nothing here but end: the host is being given back.
+
+    Once: noted again and again it would seem alive to the next sweep where giving back fails each time.
+    """
     with exclusive(settings):
-        if not taken_since(settings, held):
+        if not held.get("ending") and not taken_since(settings, held):
             take(settings, held | {"ending": True})
 
 

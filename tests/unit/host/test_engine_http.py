@@ -81,6 +81,8 @@ def test_one_token_is_asked_for_and_has_to_come(engine):
     assert method == "POST" and json.loads(body)["sampling_params"]["max_new_tokens"] == 1
     answers["/generate"] = (500, "scheduler gone")
     assert engine_http.generates(settings) == "HTTP 500: scheduler gone"
+    answers["/generate"] = (401, "no: X-Api-Key: hunter2")
+    assert engine_http.generates(settings) == "HTTP 401: no: X-Api-Key: REMOVED"
     answers["/generate"] = (200, "no JSON")
     assert "JSONDecodeError" in engine_http.generates(settings)
 
