@@ -177,7 +177,8 @@ def _own(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
 
 def counting(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
     """The records that need no turn any more: complete ones of earlier sweeps, and whatever this sweep has tried."""
-    made = {(t.configuration, t.start_number) for t in sweep.taken}
+    records = list(records)
+    made = _made(sweep, records)
     found = []
     for record in _own(sweep, records):
         name, number = record.configuration.name, record.start_number - sweep.before.get(record.configuration.name, 0)
@@ -188,6 +189,22 @@ def counting(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
     # Where the first start has to go on, it comes before what followed it.
     begun = {record.configuration.name for record in found if record.start_number == 1}
     return [record for record in found if record.configuration.name in begun]
+
+
+def _made(sweep: HostSweep, records: Iterable[Record]) -> set[tuple[str, int]]:
+    """The starts that this sweep has tried for good: (configuration, start number).
+
+    One that failed in a way that may pass another time is tried once more in the same sweep, and not twice.
+    """
+    turns = [(t.configuration, t.start_number) for t in sweep.taken]
+    if sweep.asked.retry == "none":
+        return set(turns)
+    again = {
+        (r.configuration.name, r.start_number)
+        for r in _own(sweep, records)
+        if r.outcome == "failed" and r.failure is not None and r.failure.may_pass
+    }
+    return {turn for turn in turns if turn not in again or turns.count(turn) > 1}
 
 
 def _stands(sweep: HostSweep, record: Record) -> bool:
@@ -220,7 +237,7 @@ class Outlook:
 def look(sweep: HostSweep, records: Sequence[Record], now: dt.datetime) -> Outlook:
     """Where the sweep stands; the first turn is next, the rest may change."""
     there, settings, spent = counting(sweep, records), sweep.settings(), _spent(sweep, now)
-    made = {(t.configuration, t.start_number) for t in sweep.taken}
+    made = _made(sweep, records)
     turns = [
         dataclasses.replace(turn, start_number=turn.start_number + sweep.before.get(turn.configuration, 0))
         for turn in schedule.next_turns(sweep.scheduled(), there, settings, spent)
@@ -255,8 +272,9 @@ def told(sweep: HostSweep, records: Sequence[Record], turn: schedule.Turn) -> di
 
 
 def most_turns(sweep: HostSweep) -> int:
-    """No sweep of this plan makes more starts."""
-    return schedule.cost(sweep.scheduled(), sweep.settings()).starts
+    """No sweep of this plan makes more starts, each of them tried twice."""
+    tries = 1 if sweep.asked.retry == "none" else 2
+    return tries * schedule.cost(sweep.scheduled(), sweep.settings()).starts
 
 
 def kept(sweep: HostSweep, records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -104,6 +104,7 @@ def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         node=options.node,
         anew=options.anew,
         sweep=options.sweep,
+        gpus=[int(place) for place in options.gpus.split(",")] if options.gpus else None,
     )
 
 
@@ -308,6 +309,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("configuration", nargs="?")
         verb.add_argument("--fingerprint", default="")
         verb.add_argument("--token", default="")
+        verb.add_argument("--gpus", default="", help="indices of those that the configuration takes, such as 0,1,2,3")
         verb.add_argument("--sweep", default="", help="the token of the sweep that asks")
         verb.add_argument("--interrupt", action="store_true", help="end the sweep that holds the host")
         verb.add_argument("--owner", default="")

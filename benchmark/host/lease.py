@@ -48,9 +48,12 @@ def keep(settings: Settings, held: dict[str, Any]) -> None:
 
 
 def note_ending(settings: Settings, held: dict[str, Any]) -> None:
-    """From now on its sweep may do nothing here but end: the host is being given back."""
+    """From now on its sweep may do nothing here but end: the host is being given back.
+
+    Once: noted again and again it would seem alive to the next sweep where giving back fails each time.
+    """
     with exclusive(settings):
-        if not taken_since(settings, held):
+        if not held.get("ending") and not taken_since(settings, held):
             take(settings, held | {"ending": True})
 
 
@@ -78,13 +81,19 @@ def forget(settings: Settings) -> None:
 
 def note_end(settings: Settings, held: dict[str, Any]) -> None:
     """Remember a lease that was ended, perhaps by the guard while its sweep is only slow or the host was booted."""
-    write_json(settings.state / _ENDED, {key: value for key, value in held.items() if key != "ending"})
+    told = {key: value for key, value in held.items() if key != "ending"}
+    write_json(settings.state / _ENDED, told | {"ended": clock.mark()})
 
 
 def ended(settings: Settings, token: str) -> dict[str, Any] | None:
     """The lease that was ended last, where it was this sweep's."""
     held = _read(settings, _ENDED)
     return held if held and held["token"] == token else None
+
+
+def ended_at(settings: Settings) -> Any:
+    """The clock's mark of when a lease was last ended here; None: never."""
+    return (_read(settings, _ENDED) or {}).get("ended")
 
 
 def alive(settings: Settings, held: dict[str, Any]) -> bool:

@@ -41,8 +41,8 @@ def restore(
         write_json(settings.state / "restore.json", began)
     name = configuration_of(ours[0]) if ours else None
     last = running(settings).get(ours[0], {}) if ours else {}
-    fingerprint, node = last.get("ready_fingerprint", ""), last.get("node", 0)
-    said = switch(settings, name, fingerprint, token, yields=[], seconds=seconds, node=node, sweep=sweep)
+    fingerprint, kept_as = last.get("ready_fingerprint", ""), {"node": last.get("node", 0), "gpus": last.get("gpus")}
+    said = switch(settings, name, fingerprint, token, yields=[], seconds=seconds, sweep=sweep, **kept_as)
     answer = {key: said[key] for key in ("waiting_for", "failure", "seconds")}
     if said["phase"] in ("stopping", "starting"):
         return answer | {"phase": "restoring", "serving": units}

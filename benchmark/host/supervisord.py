@@ -27,6 +27,7 @@ from .settings import HostError, Settings, write_bytes
 
 SOCKET = "supervisor.sock"
 _START_SECONDS = 8.0
+_SPAWNED = re.compile(r"spawned: '([^']+)' with pid (\d+)")
 
 _ACTIVITY: dict[str, Activity] = {
     "STARTING": "starting",
@@ -104,14 +105,20 @@ class Supervisord:
     def _group(self, unit: str) -> tuple[int | None, int | None]:
         """(process group, session) of the unit's last start; None where that is not known.
 
-        A unit's first process leads its group; the session is supervisord's own, which has one as a daemon.
+        A unit's first process leads its group; the session is supervisord's own, which has one as a daemon. A number
+        that another unit has got since is that one's.
         """
-        spawned = re.compile(rf"spawned: '{re.escape(unit)}' with pid (\d+)")
+        since = set()
         for line in reversed(self._log_lines()):
-            if match := spawned.search(line):
+            if (match := _SPAWNED.search(line)) is None:
+                continue
+            name, pid = match.group(1), int(match.group(2))
+            if name == unit and pid not in since:
                 with contextlib.suppress(OSError, ValueError):
-                    return int(match.group(1)), int((self._home / "supervisord.pid").read_text())
+                    return pid, int((self._home / "supervisord.pid").read_text())
+            if name == unit:
                 break
+            since.add(pid)
         return None, None
 
     def _log_lines(self) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..engine import lifecycle
 from ..engine.secrets import masked
-from . import clock, engine_http, forms, holding, kept, patience
+from . import clock, engine_http, forms, holding, kept, outside, patience
 from .managers import manager_for
 from .services import JOB_UNIT, Manager, ServiceState, engine_unit
 from .serving import note_start, running, serving_units
@@ -37,6 +37,7 @@ def switch(
     node: int = 0,
     anew: bool = False,
     sweep: str | None = None,
+    gpus: list[int] | None = None,
 ) -> dict[str, Any]:
     """Steps towards `name` serving (None: nothing serving) for at most `seconds`; call again until it is over.
 
@@ -48,6 +49,7 @@ def switch(
         anew: what runs is started again even where it runs as wanted.
         sweep: the token of the sweep that asks, "" for whoever is none; None for who gives the host back and may
             in any case.
+        gpus: indices of those that `name` takes; None where that is not known: all are looked at.
 
     Returns:
         {"phase": "stopping" | "starting" | "ready" | "stopped" | "failed", "changed", "configuration", "node",
@@ -61,7 +63,7 @@ def switch(
     with locked(settings, "switch"):
         deadline = time.monotonic() + seconds
         holding.claim(settings, sweep)
-        state = _begin(settings, manager, name, fingerprint, token, yields, node=node, anew=anew)
+        state = _begin(settings, manager, name, fingerprint, token, yields, node=node, anew=anew, gpus=gpus)
         _go_on(settings, manager, state, deadline, sweep)
     return _answer(state)
 
@@ -93,6 +95,7 @@ def _begin(
     *,
     node: int,
     anew: bool,
+    gpus: list[int] | None,
 ) -> dict[str, Any]:
     state = read_json(settings.state / _SWITCH, {}, forms.Switch)
     # What was under way before the host was booted is under way no more.
@@ -105,6 +108,8 @@ def _begin(
         "configuration": name,
         "fingerprint": fingerprint,
         "node": node,
+        "gpus": gpus,
+        "judged": _judged(settings, name, present, gpus),
         "boot": clock.boot(),
         "began": clock.mark(),
         "changed": True,
@@ -126,10 +131,21 @@ def _begin(
     return state
 
 
+def _judged(settings: Settings, name: str | None, stopped: list[str], gpus: list[int] | None) -> list[int] | None:
+    """The GPUs that are to be free before a start: those that it takes, and those that what was stopped has used.
+
+    None: all, where one of them does not say which it takes.
+    """
+    known = running(settings)
+    used = [known.get(unit, {}).get("gpus") for unit in stopped] + ([gpus] if name else [])
+    return None if None in used else sorted({gpu for taken in used for gpu in taken})
+
+
 def _step(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
     if state["phase"] == "stopping":
         # A load generator that lost its sweep would go on measuring whatever serves next.
-        waiting = stop_step(settings, manager, [*state["stopped"], *_job(manager)], state["progress"])
+        units = [*state["stopped"], *_job(manager)]
+        waiting = stop_step(settings, manager, units, state["progress"], state.get("judged"))
         state["waiting_for"] = waiting
         if waiting is None:
             if state["configuration"] is None:
@@ -156,6 +172,7 @@ def _start(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
         "configuration": state["configuration"],
         "fingerprint": state["fingerprint"],
         "node": state["node"],
+        "gpus": state.get("gpus"),
         "started_at": time.time(),
         "began": clock.mark(),
         "log_offset": log.stat().st_size if log.exists() else 0,
@@ -178,7 +195,12 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
         # A unit that its manager starts again and again before it ever was ready is failing, not starting.
         if restarts_in_vain:
             manager.stop(unit)
-        _fail_from(state, _ended(service, seen), f"The engine ended before it was ready ({service.detail}).", seen)
+        _fail_from(
+            state,
+            _ended(settings, start, service, seen),
+            f"The engine ended before it was ready ({service.detail}).",
+            seen,
+        )
         return
     if seen.failure is not None and seen.failure.kind == "port_taken":
         # The engine neither serves nor exits then: waiting for either would be waiting for ever.
@@ -216,22 +238,34 @@ def death(settings: Settings, name: str) -> dict[str, Any] | None:
     service = manager.state(unit)
     if service.running:
         return None
-    offset = running(settings).get(unit, {}).get("log_offset", 0)
+    start = running(settings).get(unit, {})
+    offset = start.get("log_offset", 0)
     log = manager.log(unit)
     # The end tells; an engine that measured has written much before it.
     if log.exists() and log.stat().st_size - offset > LOG_BYTES:
         offset = log.stat().st_size - LOG_BYTES
     seen = lifecycle.read_log(log_since(log, offset))
     state: dict[str, Any] = {}
-    _fail_from(state, _ended(service, seen), f"The engine ended while it was measured ({service.detail}).", seen)
+    failure = _ended(settings, start, service, seen)
+    _fail_from(state, failure, f"The engine ended while it was measured ({service.detail}).", seen)
     return state["failure"]
 
 
-def _ended(service: ServiceState, seen: lifecycle.Lifecycle) -> lifecycle.Failure | None:
-    """Why an engine is gone that nobody asked to stop: the service manager's word, its log's, or its exit status."""
+def _ended(
+    settings: Settings, start: dict[str, Any], service: ServiceState, seen: lifecycle.Lifecycle
+) -> lifecycle.Failure | None:
+    """Why an engine is gone that nobody asked to stop: its host's word, its log's, or its exit status."""
     if service.refusal is not None:
         return lifecycle.Failure("not_started", "process", service.refusal.sentence, advice=service.refusal.advice)
-    return lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
+    if (why := outside.cause(settings, start, service, seen)) is not None:
+        return why
+    failure = lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
+    if service.result == "start-limit-hit" and seen.failure is None:
+        said = (
+            "systemd has started it again and again, and gave up (start-limit-hit): each time it ended without a word."
+        )
+        return lifecycle.Failure("crash", seen.stage, said, tuple(seen.last_lines), "Read the end of the engine's log.")
+    return failure
 
 
 def log_since(log: Path, offset: int) -> str:

@@ -5,11 +5,12 @@ Each task that names a filter loads this anew in its worker; the planner, which 
 
 from __future__ import annotations
 
+import base64
 import json
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.shardsweep.serving.benchmark.engine import configuration as conf
-from ansible_collections.shardsweep.serving.benchmark.engine import flags, nodes, unit
+from ansible_collections.shardsweep.serving.benchmark.engine import flags, layout, nodes, unit
 from ansible_collections.shardsweep.serving.benchmark.engine import share as sharing
 
 
@@ -34,6 +35,23 @@ def resolve_configuration(name, catalogue, site=None):
         return conf.resolve(conf.find_name(name, merged), merged)
 
     return _said(resolve)
+
+
+def json_file(content):
+    """The JSON object of a file as ansible.builtin.slurp brings it; {} where it is none: cut off, spoiled, or other.
+
+    Facts say again what can be found out again, so a spoiled one stops nothing.
+    """
+    try:
+        found = json.loads(base64.b64decode(content))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def gpu_places(configuration, environment):
+    """Indices of the GPUs that a configuration takes on a host; empty where they are named by UUID."""
+    return _said(layout.gpu_places, configuration["engine"], environment) or []
 
 
 def plan_sweep(wanted, catalogue, site, setting):
@@ -176,6 +194,8 @@ class FilterModule:
             "gpu_kind": gpu_kind,
             "sweep_context": sweep_context,
             "node_count": node_count,
+            "gpu_places": gpu_places,
+            "json_file": json_file,
             "on_node": on_node,
             "spread": spread,
             "lacking_nodes": lacking_nodes,

@@ -90,8 +90,9 @@ def repair(settings: Settings) -> str:
 
 
 def spoil(settings: Settings, pattern: str, how: str, seed: int) -> str | None:
-    """Make a file of the state folder, the newest of a pattern, one that cannot be read."""
-    return spoil_newest(settings.state, pattern, how, seed)
+    """Make a file of the state folder, or of the facts beside it, the newest of a pattern, one that cannot be read."""
+    folder = settings.state.parent if pattern.startswith("facts.d/") else settings.state
+    return spoil_newest(folder, pattern, how, seed)
 
 
 def spoil_newest(folder: Path, pattern: str, how: str, seed: int) -> str | None:

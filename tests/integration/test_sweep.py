@@ -246,6 +246,12 @@ def test_two_sweeps_of_one_host_exclude_each_other(served):
     refused = served.play("sweep.yml", configs="ep8", interrupt=True)
     assert refused.returncode != 0
     assert "Another sweep holds this host: somebody else" in said(refused)
+    deployed = served.play("deploy.yml", config="ep8", interrupt=True)
+    assert deployed.returncode != 0
+    assert "A sweep holds this host: somebody else" in said(deployed)
+    # A sweep that comes back from sleep is told so by each verb.
+    late = served.verb("switch", "ep8", "--token", "x", "--sweep", "the one that slept", "--fingerprint", "f")
+    assert late["error"].startswith("Another sweep holds this host: somebody else")
     assert served.serving() == ["sglang-ep4"]
     assert served.verb("observe")["lease"]["owner"] == "somebody else"
     assert served.verb("sweep-end", "--token", "other", "--after", "winner")["phase"] == "restored"
@@ -266,10 +272,13 @@ def test_an_inventory_that_matches_no_host_says_so(site):
 
 
 def test_stop_means_stop_even_in_a_sweep(site):
-    site.variables["sglang_service_lease_seconds"] = 3
     assert site.play("deploy.yml", config="ep4").returncode == 0
     site.verb("sweep-begin", "--token", "mine", "--owner", "me", "--after", "previous")
-    assert site.play("playbooks/stop.yml").returncode == 0
+    refused = site.play("playbooks/stop.yml")
+    assert refused.returncode != 0
+    assert "A sweep holds this host: me" in said(refused)
+    assert site.serving() == ["sglang-ep4"]
+    assert site.play("playbooks/stop.yml", interrupt=True).returncode == 0
     time.sleep(6)
     assert site.serving() == []
     assert site.verb("observe")["lease"] is None

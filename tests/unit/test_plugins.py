@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.shardsweep.serving.plugins.filter.configurations import FilterModule
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -155,3 +157,19 @@ def told_to_play(tmp_path: Path, tasks: list[dict]) -> tuple[list[str], dict[str
     }
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", "-c", "local", str(book)]
     return [*command, "-e", f"ansible_python_interpreter={sys.executable}"], environment
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        (b'{"path": "/m", "revision": "abc"}', {"path": "/m", "revision": "abc"}),
+        (b'{"path": "/m", "revi', {}),
+        (b"", {}),
+        (b"[1]", {}),
+        (b"null", {}),
+        (b"\xff\x00", {}),
+        (b"[" * 100_000, {}),
+    ],
+)
+def test_a_spoiled_fact_counts_as_absent(content, read):
+    assert FilterModule().filters()["json_file"](base64.b64encode(content).decode()) == read

@@ -176,12 +176,6 @@ def test_a_turn_is_handed_out_once_even_if_it_leaves_nothing_behind():
     assert found.skipped == []
 
 
-def test_a_failure_of_this_sweep_is_not_tried_again_by_it():
-    sweep = turns.opened(a_sweep(), [], NOON)
-    sweep = turns.taken(sweep, turns.look(sweep, [], NOON))
-    assert ("tp8", 1) not in coming(sweep, [failed("tp8", may_pass=True)])
-
-
 def test_other_inputs_do_not_count_and_it_says_what_changed():
     old = done("ep8", fingerprint="old", fingerprint_of={"driver": "570", "engine": {"name": "sglang"}})
     sweep = turns.opened(a_sweep(), [old], NOON)
@@ -295,3 +289,39 @@ def test_close_finalists_are_started_as_often_as_one_is_willing_to_look(looks, s
 def test_more_looks_than_the_errors_are_shared_among_are_refused():
     with pytest.raises(turns.SweepError, match="looks is 5; it must be 1 to 4"):
         a_sweep(looks=5)
+
+
+def tried(sweep, records):
+    """The sweep with its next turn handed out, and that turn."""
+    found = turns.look(sweep, records, NOON)
+    return turns.taken(sweep, found), (found.turns[0].configuration if found.turns else None)
+
+
+def test_what_failed_in_a_way_that_may_pass_has_one_more_turn_in_the_same_sweep():
+    """A process that was killed once costs a configuration minutes, not the night."""
+    sweep, first = tried(turns.opened(a_sweep(), [], NOON), [])
+    assert first == "tp8"
+    records = [failed("tp8", may_pass=True)]
+    sweep, again = tried(sweep, records)
+    assert again == "tp8"
+    assert "tp8" not in [name for name, _ in coming(sweep, records)]
+    # It failed twice: the others have their turns, and it is not tried a third time.
+    for expected in ("ep8", "ep4", None):
+        sweep, name = tried(sweep, records)
+        assert name == expected
+        records += [done(name)] if name else []
+    # It passed: it is done.
+    once = turns.opened(a_sweep(), [], NOON)
+    once, _ = tried(once, [])
+    once, _ = tried(once, [failed("tp8", may_pass=True)])
+    assert ("tp8", 1) not in coming(once, [done("tp8")])
+
+
+@pytest.mark.parametrize(("may_pass", "retry"), [(False, "may_pass"), (False, "failed"), (True, "none")])
+def test_what_would_fail_again_or_is_not_to_be_tried_again_has_none(may_pass, retry):
+    sweep, _ = tried(turns.opened(a_sweep(retry=retry), [], NOON), [])
+    assert "tp8" not in [name for name, _ in coming(sweep, [failed("tp8", may_pass=may_pass)])]
+
+
+def test_a_sweep_has_room_for_each_start_twice():
+    assert turns.most_turns(a_sweep()) == 2 * turns.most_turns(a_sweep(retry="none"))

@@ -318,6 +318,32 @@ class TestBlocked:
         assert (stuck.value.kind, stuck.value.may_pass) == ("blocked_by_others", True)
         assert killed == []
 
+    def test_not_by_what_is_on_gpus_that_the_configuration_does_not_take(self, settings, monkeypatch):
+        """A colleague trains on GPU 3; a configuration of GPUs 0 and 1 starts, one of 2 and 3 does not."""
+        devices = [
+            gpus.Gpu(index=n, name="G", uuid=f"GPU-{n}", bus_id="1", memory_bytes=96 << 30, used_bytes=u, driver="580")
+            for n, u in enumerate((0, 0, 0, 40 << 30))
+        ]
+        monkeypatch.setattr(processes, "port_holders", lambda _: [])
+        monkeypatch.setattr(gpus, "gpus", lambda _: devices)
+        monkeypatch.setattr(gpus, "holders", lambda _: [])
+        manager = Units()
+        manager.folder = settings.state
+        monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
+        monkeypatch.setattr(switching, "manager_for", lambda _: manager)
+
+        def switched(name, places, token):
+            return switching.switch(settings, name, KEY, token, yields=[], seconds=0.3, gpus=places)
+
+        assert switched("pair", [0, 1], "a")["phase"] == "starting"
+        assert switched("other", [2, 3], "b")["failure"]["kind"] == "memory_leaked"
+        assert switched("unknown", None, "c")["failure"]["kind"] == "memory_leaked"
+        # What ours has used is to be free after its stop, whatever comes next; what it has not is not ours to judge.
+        assert switching._judged(settings, None, ["sglang-pair"], None) == [0, 1]
+        assert switching._judged(settings, "next", ["sglang-pair"], [2]) == [0, 1, 2]
+        assert switching._judged(settings, "next", ["vllm"], [2]) is None
+        assert switching._judged(settings, None, [], None) == []
+
     def test_a_strangers_secret_is_not_told(self, settings, monkeypatch):
         held = gpus.Gpu(
             index=3, name="G", uuid="GPU-3", bus_id="1", memory_bytes=96 << 30, used_bytes=40 << 30, driver="580"

@@ -107,6 +107,20 @@ def test_processes_without_an_environment_are_found_by_their_group_and_parent(su
         processes.kill(processes.alive([child]))
 
 
+def test_a_number_that_another_unit_has_got_since_is_that_ones(tmp_path):
+    home = tmp_path / "supervisor"
+    home.mkdir()
+    (home / "supervisord.pid").write_text("7\n")
+    manager = Supervisord(Settings(state=tmp_path, unit_directory=tmp_path, manager="supervisor"))
+    log = "INFO spawned: 'sglang-x' with pid 50\nINFO spawned: 'sglang-y' with pid 60\n"
+    (home / "supervisord.log").write_text(log)
+    assert (manager._group("sglang-x"), manager._group("sglang-y")) == ((50, 7), (60, 7))
+    (home / "supervisord.log").write_text(log + "INFO spawned: 'shardsweep-job' with pid 50\n")
+    assert (manager._group("sglang-x"), manager._group("shardsweep-job")) == ((None, None), (50, 7))
+    (home / "supervisord.log").write_text(log + "INFO spawned: 'sglang-x' with pid 70\n")
+    assert manager._group("sglang-x") == (70, 7)
+
+
 def test_a_unit_says_that_the_environment_of_its_processes_stays(supervisord, tmp_path):
     _, started = supervisord
     child = started("apart", keeps_environment=True)
