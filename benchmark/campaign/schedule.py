@@ -149,7 +149,6 @@ class _State:
         self.groups = {found.name: found for found in group(records)}
         self.start_minutes, self.point_minutes = _pace(records, settings)
         self.whole = self.start_minutes + len(settings.ladder) * self.point_minutes
-        self.again = self.start_minutes + min(3, len(settings.ladder)) * self.point_minutes
         if spent is None:
             spent = sum(_minutes(record, self.start_minutes) for record in records)
         budget = settings.budget_minutes
@@ -167,6 +166,9 @@ class _State:
         asked = [c["name"] for c in configurations if c["name"] == settings.baseline]
         self.baseline = asked[0] if asked else baseline_of(configurations)
         self.spoken_of = _spoken_of(startable, self.groups)
+        # The best rung and its neighbours, and rungs that hypotheses name.
+        named = {by.concurrency for spoken in self.spoken_of.values() for by in spoken if by.concurrency}
+        self.again = self.start_minutes + min(3 + len(named), len(settings.ladder)) * self.point_minutes
         finalists = min(settings.finalists, len(self.candidates))
         self.most_confirmed = finalists + 1
         self.most_settled = (settings.looks - 1) * finalists

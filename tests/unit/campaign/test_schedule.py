@@ -328,6 +328,15 @@ def test_costs_are_counted_in_starts():
     assert cost([], full()).starts == 0
 
 
+def test_what_hypotheses_speak_of_is_counted_in():
+    plan = a_plan({name: 500.0 + n for n, name in enumerate(["tp8", *"abcdefg"])})
+    ladder = {"ladder": (1, 4, 16, 64, 128, 256, 512)}
+    # 8 x (20 + 7 x 2) and 6 x (20 + 3 x 2) minutes; with a single stream beside, 6 x 2 more.
+    assert cost(plan, Settings(**ladder)).minutes == pytest.approx(428)
+    plan[1]["configuration"]["hypothesis"] = "A single stream is faster."
+    assert cost(plan, Settings(**ladder)).minutes == pytest.approx(440)
+
+
 def test_the_baseline_is_the_root_of_most():
     assert baseline_of([{"name": "x", "against": None}, *(e["configuration"] for e in a_plan())]) == "tp8"
     assert baseline_of([{"name": "x", "against": "y"}, {"name": "y", "against": "x"}]) in ("x", "y")
