@@ -183,9 +183,10 @@ class _State:
         """
         tried = {c.name for c in self.candidates}
         records = [r for name, found in self.groups.items() if name in tried for r in found.records]
-        explored = max((r.created_at for r in records if r.start_number == 1), default="")
+        # A first start that is tried again keeps the date of its record.
+        explored = max((r.updated_at for r in records if r.start_number == 1), default="")
         own = {self.baseline: self.settings.baseline_starts}
-        return sum(r.created_at > explored and r.start_number > own.get(r.configuration.name, 1) for r in records)
+        return sum(r.created_at >= explored and r.start_number > own.get(r.configuration.name, 1) for r in records)
 
     def explore(self) -> list[Turn]:
         """One start of each configuration not yet tried; the baseline before all others."""

@@ -209,6 +209,15 @@ def test_no_sweep_within_a_budget_makes_more_starts_than_were_foreseen():
             assert len(records) <= cost(plan, settings).starts
 
 
+def test_what_is_tried_again_after_a_whole_sweep_can_still_become_a_finalist():
+    records = run(full(), {**PEAKS, "pp8": None})
+    assert next_turns(a_plan(), records, full()) == []
+    # pp8's first start is made again a day later, and leads.
+    again = msgspec.structs.replace(done("pp8", 1200.0), updated_at="2026-01-02T00:00:00Z")
+    records = [again if record.configuration.name == "pp8" else record for record in records]
+    assert told(next_turns(a_plan(), records, full())) == [("pp8", 2), ("pp8", 3)]
+
+
 def test_a_root_that_is_rejected_is_no_baseline_and_the_next_one_has_its_three_starts():
     plan = a_plan({"tp8": 950.0, "ep8": 900.0, "ep4": 880.0, "pp8": 400.0}, tp8="rejected")
     for entry in plan[2:]:
