@@ -218,6 +218,26 @@ def test_what_is_tried_again_after_a_whole_sweep_can_still_become_a_finalist():
     assert told(next_turns(a_plan(), records, full())) == [("pp8", 2), ("pp8", 3)]
 
 
+def test_starts_that_do_not_tell_the_objective_are_no_repeats_of_it():
+    # An earlier sweep by peak: second and third starts measured the peak and its neighbour, and no single stream.
+    records = [
+        record
+        if record.start_number == 1
+        else msgspec.structs.replace(record, points=[p for p in record.points if p.concurrency >= 64])
+        for record in run(full())
+    ]
+    before = {name: max(n for other, n in starts_of(records) if other == name) for name in PEAKS}
+    assert before == {"tp8": 3, "ep8": 3, "ep4": 2, "pp8": 1}
+    coming = told(next_turns(a_plan(), records, full(objective=SINGLE_STREAM)))
+    # Two further starts of each finalist and of the baseline, under numbers that are free.
+    assert ("ep8", 4) in coming and ("ep4", 3) in coming
+    assert coming.count(("tp8", 4)) == coming.count(("tp8", 5)) == 1
+
+
+def starts_of(records):
+    return [(record.configuration.name, record.start_number) for record in records]
+
+
 def test_a_root_that_is_rejected_is_no_baseline_and_the_next_one_has_its_three_starts():
     plan = a_plan({"tp8": 950.0, "ep8": 900.0, "ep4": 880.0, "pp8": 400.0}, tp8="rejected")
     for entry in plan[2:]:
