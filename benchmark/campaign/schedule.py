@@ -167,7 +167,7 @@ class _State:
         self.baseline = asked[0] if asked else baseline_of(configurations)
         self.spoken_of = _spoken_of(startable, self.groups)
         # The best rung and its neighbours, and rungs that hypotheses name.
-        named = {by.concurrency for spoken in self.spoken_of.values() for by in spoken if by.concurrency}
+        named = {told.concurrency for spoken in self.spoken_of.values() for told in spoken if told.concurrency}
         self.again = self.start_minutes + min(3 + len(named), len(settings.ladder)) * self.point_minutes
         finalists = min(settings.finalists, len(self.candidates))
         self.most_confirmed = finalists + 1
@@ -297,6 +297,8 @@ class _State:
         after: dict[str, int] = {}
         for by in (self.settings.objective, *self.spoken_of.get(name, ())):
             rung = found.rung(by) if found else by.concurrency
+            if rung is None and by is not self.settings.objective:
+                continue  # no point tells it
             if by is GOODPUT:
                 # Its open loop is named after the ladder's last rung.
                 rungs.add(ladder[-1])

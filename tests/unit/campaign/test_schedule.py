@@ -110,6 +110,10 @@ def test_second_starts_measure_what_a_hypothesis_speaks_of_on_both_sides():
     records = [done(name, peak) for name, peak in PEAKS.items()]
     assert again_of("ep8", records, full(), plan).rungs == (1, 64, 256)
     assert again_of("tp8", records, full(), plan).rungs == (1, 64, 256)
+    # What no point tells is not measured for a hypothesis' sake.
+    plan[1]["configuration"]["hypothesis"] = "Goodput is higher; TTFT is lower; it takes less energy a token."
+    silent = again_of("ep8", records, full(), plan)
+    assert (silent.rungs, silent.after) == ((64, 256), ())
     # Nothing is said of ep4's single stream.
     assert again_of("ep4", records, full(), plan).rungs == (64, 256)
 
