@@ -222,6 +222,12 @@ def _winner(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     return {"winner": winner.get("configuration"), "sentence": winner.get("sentence")}
 
 
+def _arrived(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
+    """Raw files were fetched whole, each as `.NAME.part` beside its place: {"folder", "names": [paths below it]}."""
+    said = json.loads(_standard_input())
+    return {"kept": [name for name in said["names"] if campaign.arrived(Path(said["folder"]) / name)]}
+
+
 def now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
@@ -238,6 +244,7 @@ _VERBS = {
     "open": _open,
     "next": _next,
     "put": _put,
+    "arrived": _arrived,
     "report": _report,
     "winner": _winner,
 }

@@ -25,11 +25,10 @@ from .judged import decided, written
 from .objectives import PEAK
 from .playbooks import NoProject, command_line, forks, run_plain, run_watched
 from .progress import LiveView, PlainView, View
-from .record import Record, RecordError
+from .record import CampaignError, Record
 from .statistics import LOOKS
-from .store import Campaign, StoreError
+from .store import Campaign
 from .sweep import Sweep
-from .turns import SweepError
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 _WIDTH = 100
@@ -68,7 +67,10 @@ def sweep_command(
         back = command_line(inventory, limit, variables | {"sweep_tokens": fold.tokens})
         run_plain("playbooks/give_back.yml", back, out=sys.stderr if as_json else None)
         if fold.folder is not None:
-            _written(Path(fold.folder))
+            try:
+                _written(Path(fold.folder))
+            except CampaignError as error:
+                out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         told = "What was measured is kept; the same command goes on where it was."
         return _ended(fold, told, out, _INTERRUPTED, as_json=as_json)
     for error in fold.errors:
@@ -77,7 +79,11 @@ def sweep_command(
         nobody = not fold.hosts_seen and not fold.errors
         told = "No host took part. Look at the inventory and --limit." if nobody else ""
         return _ended(fold, told, out, exit_status or _FAILED, as_json=as_json)
-    shown = _show(Path(fold.folder), out, Typed(inventory, limit, variables, extra), as_json=as_json)
+    try:
+        shown = _show(Path(fold.folder), out, Typed(inventory, limit, variables, extra), as_json=as_json)
+    except CampaignError as error:
+        out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        shown = _FAILED
     return exit_status or shown
 
 
@@ -135,10 +141,10 @@ def report_command(folder: Path, console: Console) -> int:
                 console.print(f"There are no records below {folder}.", style="red", highlight=False)
                 return _USAGE
             written(campaign)
-    except (StoreError, RecordError, SweepError) as error:
+        return _show(folder, console)
+    except CampaignError as error:
         console.print(str(error), style="red", highlight=False)
         return _FAILED
-    return _show(folder, console)
 
 
 def compare_command(before: str, after: str, console: Console) -> int:

@@ -9,6 +9,7 @@ import http.client
 import json
 from typing import Any, Literal
 
+from ..engine.secrets import masked
 from .settings import Settings
 
 Health = Literal["refused", "starting", "healthy", "unhealthy"]
@@ -41,7 +42,7 @@ def generates(settings: Settings) -> str | None:
         tokens = json.loads(text).get("meta_info", {}).get("completion_tokens") if status < 400 else None
     except (OSError, http.client.HTTPException, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    return None if tokens else f"HTTP {status}: {text[:200].decode(errors='replace')}"
+    return None if tokens else masked(f"HTTP {status}: {text[:200].decode(errors='replace')}")
 
 
 def server_info(settings: Settings) -> dict[str, Any]:

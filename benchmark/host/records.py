@@ -18,6 +18,7 @@ from .. import __version__
 from ..campaign import record as rec
 from ..campaign.ladder import reason_to_leave
 from ..engine import configuration as conf
+from ..engine.secrets import masked
 from ..load.further import after_ladder
 from ..load.workload import Workload, WorkloadError, named
 from . import engine_http, gpus, promotion
@@ -292,10 +293,21 @@ def leave(settings: Settings, name: str, key: str, rung: int, best: float | None
 
 
 def fail(settings: Settings, name: str, key: str, failure: dict[str, Any], start: dict[str, Any]) -> None:
-    known = {part: value for part, value in failure.items() if part in rec.Failure.__struct_fields__}
+    known = {part: _masked(value) for part, value in failure.items() if part in rec.Failure.__struct_fields__}
     if start.get("started_at"):
         started(settings, name, key, start)
     _change(settings, name, key, outcome="failed", failure=msgspec.convert(known, rec.Failure))
+
+
+def _masked(value: Any) -> Any:
+    """Text of a failure may be anybody's: a log's, another process's, an answer's."""
+    return (
+        [_masked(item) for item in value]
+        if isinstance(value, list)
+        else masked(value)
+        if isinstance(value, str)
+        else value
+    )
 
 
 def finish(settings: Settings, name: str, key: str, facts: Path | None = None) -> dict[str, Any]:

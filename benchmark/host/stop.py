@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..engine.secrets import masked
 from . import gpus, processes
 from .services import Manager
 from .settings import Settings
@@ -97,7 +98,7 @@ def _memory_held(settings: Settings, overdue: bool) -> str | None:
         return None
     uuids = {gpu.uuid for gpu in held}
     names = [
-        str(processes.describe(holder.pid) or f"pid {holder.pid}: {holder.command}")
+        str(processes.describe(holder.pid) or f"pid {holder.pid}: {masked(holder.command)}")
         for holder in gpus.holders(settings)
         if holder.uuid in uuids
     ]

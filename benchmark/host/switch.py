@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import lifecycle
-from . import clock, engine_http, forms, kept, lease, patience
+from ..engine.secrets import masked
+from . import clock, engine_http, forms, holding, kept, patience
 from .managers import manager_for
 from .services import JOB_UNIT, Manager, ServiceState, engine_unit
 from .serving import note_start, running, serving_units
@@ -35,6 +36,7 @@ def switch(
     seconds: float = 5.0,
     node: int = 0,
     anew: bool = False,
+    sweep: str | None = None,
 ) -> dict[str, Any]:
     """Steps towards `name` serving (None: nothing serving) for at most `seconds`; call again until it is over.
 
@@ -44,24 +46,30 @@ def switch(
         yields: units that are not ours and make room too.
         node: which of several nodes of the configuration this host is; those after the first answer /health alone.
         anew: what runs is started again even where it runs as wanted.
+        sweep: the token of the sweep that asks, "" for whoever is none; None for who gives the host back and may
+            in any case.
 
     Returns:
         {"phase": "stopping" | "starting" | "ready" | "stopped" | "failed", "changed", "configuration", "node",
         "stopped": [units], "waiting_for", "start": {...}, "failure": {...} | None, "seconds"}.
+
+    Raises:
+        HostError: a sweep holds the host, and not the one that asks.
     """
     manager = manager_for(settings)
     # A verb whose connection was lost may still be at it when it is asked again.
     with locked(settings, "switch"):
         deadline = time.monotonic() + seconds
+        holding.claim(settings, sweep)
         state = _begin(settings, manager, name, fingerprint, token, yields, node=node, anew=anew)
-        _go_on(settings, manager, state, deadline)
+        _go_on(settings, manager, state, deadline, sweep)
     return _answer(state)
 
 
-def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline: float) -> None:
+def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline: float, sweep: str | None) -> None:
     phase, pause = state["phase"], _FIRST_PAUSE_SECONDS
     while state["phase"] in ("stopping", "starting"):
-        lease.renew(settings)
+        holding.claim(settings, sweep)
         try:
             _step(settings, manager, state)
         except StuckError as stuck:
@@ -260,9 +268,9 @@ def _fail(
     state["failure"] = {
         "kind": kind,
         "stage": stage,
-        "sentence": sentence,
-        "advice": advice,
-        "evidence": evidence[-12:],
+        "sentence": masked(sentence),
+        "advice": masked(advice),
+        "evidence": [masked(line) for line in evidence[-12:]],
         "may_pass": may_pass,
     }
 

@@ -130,9 +130,11 @@ def cut(settings: Settings, seconds: float) -> str:
 
 def running(settings: Settings) -> list[str]:
     """What runs here that belongs to a sweep: engines, their children, load generator; who holds memory or the port."""
-    left = [str(process) for found in processes.marked(settings.state).values() for process in found]
-    left += [f"GPU {h.gpu}: {h.bytes} bytes of {h.name} ({h.pid})" for h in _ledger(settings).holders()]
     manager = manager_for(settings)
+    ours = [process for found in processes.marked(settings.state).values() for process in found]
+    ours += [process for unit in manager.units() for process in manager.processes(unit)]
+    left = [str(process) for process in {process.pid: process for process in ours}.values()]
+    left += [f"GPU {h.gpu}: {h.bytes} bytes of {h.name} ({h.pid})" for h in _ledger(settings).holders()]
     left += [f"{unit} {state.activity}" for unit in manager.units() if (state := manager.state(unit)).running]
     return left + [f"port {settings.port}: {holder}" for holder in processes.port_holders(settings.port) or []]
 
