@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from ..engine.models import shipped_shape
+from ..engine.secrets import masked
 from ..load.workload import NAMED
 from ..report.compare import SideError, compare, read_side
 from ..report.tables import comparison_text, terminal_table
@@ -277,7 +278,9 @@ class Typed:
     def _line(self, command: str, words: Sequence[str], extra: Sequence[str]) -> str:
         ways = [*(word for name in self.inventory for word in ("-i", name))]
         ways += ["--limit", self.limit] if self.limit else []
-        return shlex.join(["shardsweep", command, *words, *ways, *(word for pair in extra for word in ("-e", pair))])
+        # A terminal's end is pasted into tickets: a password that was typed is not said again.
+        told = (word for pair in extra for word in ("-e", masked(pair)))
+        return shlex.join(["shardsweep", command, *words, *ways, *told])
 
 
 class _Interrupts:

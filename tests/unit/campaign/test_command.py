@@ -92,6 +92,13 @@ def test_a_full_sweep_that_is_undecided_is_offered_one_more_look(tmp_path, monke
     assert CliRunner().invoke(application, [*shlex.split(plan)[1:], "--no-calibration"]).exit_code == 0
 
 
+def test_a_password_that_was_typed_is_not_said_again(tmp_path, monkeypatch):
+    words = ["-e", "ansible_become_password=hunter2", "-e", "sglang_model_url=https://me:hunter2@mirror/x"]
+    said, (promote, sweep, _) = said_at_the_end(monkeypatch, campaign_of(tmp_path, CLOSE), *words)
+    assert "hunter2" not in said
+    assert "-e ansible_become_password=REMOVED" in promote and "-e ansible_become_password=REMOVED" in sweep
+
+
 def test_looks_are_counted_on_and_end(tmp_path, monkeypatch):
     campaign = campaign_of(tmp_path, CLOSE, looks=3)
     _, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "-e", "looks=3")
