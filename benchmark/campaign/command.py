@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from ..engine.models import shipped_shape
+from ..engine.secrets import masked
 from ..load.workload import NAMED
 from ..report.compare import SideError, compare, read_side
 from ..report.tables import comparison_text, terminal_table
@@ -227,13 +228,16 @@ def _next_commands(winner: dict[str, Any], decision: dict[str, Any], records: li
 def _search_command(records: list[Record], typed: Typed) -> str:
     """`plan --search` for the model, GPUs, release and points of these records, as far as they tell them."""
     newest = max(records, key=lambda record: record.updated_at)
-    model = newest.model.path if newest.model.path and _known_here(newest.model.path) else newest.model.name
+    # A model lies on its host; here it may be known by its folder's name.
+    names = [newest.model.path, newest.model.name, newest.model.path.rstrip("/").rpartition("/")[2]]
+    model = next((name for name in names if name and _known_here(name)), newest.model.name)
+    workload = str(newest.workload.get("name") or "")
     gpus = [str(gpu.get("name") or "") for gpu in newest.host.gpus]
     told = {
         "--model": model,
         "--hardware": f"{len(gpus)}x {gpus[0]}" if gpus and gpus[0] else "",
         "--release": newest.engine.version if newest.engine.name != "other" else "",
-        "--workload": str(newest.workload.get("name") or ""),
+        "--workload": workload if workload in NAMED else "",
         "--concurrencies": str(typed.variables.get("concurrencies") or ",".join(map(str, newest.ladder))),
     }
     words = [word for option, value in told.items() if value for word in (option, value)]
@@ -277,7 +281,9 @@ class Typed:
     def _line(self, command: str, words: Sequence[str], extra: Sequence[str]) -> str:
         ways = [*(word for name in self.inventory for word in ("-i", name))]
         ways += ["--limit", self.limit] if self.limit else []
-        return shlex.join(["shardsweep", command, *words, *ways, *(word for pair in extra for word in ("-e", pair))])
+        # A terminal's end is pasted into tickets: a password that was typed is not said again.
+        told = (word for pair in extra for word in ("-e", masked(pair)))
+        return shlex.join(["shardsweep", command, *words, *ways, *told])
 
 
 class _Interrupts:

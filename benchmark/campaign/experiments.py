@@ -380,6 +380,8 @@ def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Compa
         return f"The hypothesis is {found['verdict']}.{basis}"
     if found["confounded_by"]:
         return f"Undecided however often it is repeated: change one at a time.{basis}"
+    if not found["hypothesis"]:
+        return f"There is no hypothesis to judge.{basis}"
     if not found["claims"]:
         return f"Undecided: the hypothesis names no objective that it makes better or worse.{basis}"
     seen = [c for c in by_objective.values() if c.by.name in {claim["objective"] for claim in found["claims"]}]

@@ -149,7 +149,6 @@ class _State:
         self.groups = {found.name: found for found in group(records)}
         self.start_minutes, self.point_minutes = _pace(records, settings)
         self.whole = self.start_minutes + len(settings.ladder) * self.point_minutes
-        self.again = self.start_minutes + min(3, len(settings.ladder)) * self.point_minutes
         if spent is None:
             spent = sum(_minutes(record, self.start_minutes) for record in records)
         budget = settings.budget_minutes
@@ -167,6 +166,9 @@ class _State:
         asked = [c["name"] for c in configurations if c["name"] == settings.baseline]
         self.baseline = asked[0] if asked else baseline_of(configurations)
         self.spoken_of = _spoken_of(startable, self.groups)
+        # The best rung and its neighbours, and rungs that hypotheses name.
+        named = {told.concurrency for spoken in self.spoken_of.values() for told in spoken if told.concurrency}
+        self.again = self.start_minutes + min(3 + len(named), len(settings.ladder)) * self.point_minutes
         finalists = min(settings.finalists, len(self.candidates))
         self.most_confirmed = finalists + 1
         self.most_settled = (settings.looks - 1) * finalists
@@ -181,9 +183,17 @@ class _State:
         """
         tried = {c.name for c in self.candidates}
         records = [r for name, found in self.groups.items() if name in tried for r in found.records]
-        explored = max((r.created_at for r in records if r.start_number == 1), default="")
-        own = {self.baseline: self.settings.baseline_starts}
-        return sum(r.created_at > explored and r.start_number > own.get(r.configuration.name, 1) for r in records)
+        # A first start that is tried again keeps the date of its record.
+        explored = max((r.updated_at for r in records if r.start_number == 1), default="")
+        telling = [r for name in tried & self.groups.keys() for r in self.groups[name].telling(self.settings.objective)]
+        later = [r.configuration.name for r in telling if r.start_number > 1 and r.created_at >= explored]
+        others = [name for name in later if name != self.baseline]
+        own = self._starts(self.baseline) if self.baseline else 0
+        return len(others) + min(max(own - self.settings.baseline_starts, 0), len(later) - len(others))
+
+    def _starts(self, name: str) -> int:
+        """Starts that tell the objective, or that it cannot be had; an earlier sweep may have asked for another one."""
+        return len(self.groups[name].telling(self.settings.objective)) if name in self.groups else 0
 
     def explore(self) -> list[Turn]:
         """One start of each configuration not yet tried; the baseline before all others."""
@@ -209,7 +219,7 @@ class _State:
         """Put the baseline's further starts half-way and last, and the finalists' second starts between."""
         if self.baseline is None:
             return turns
-        there = len(self.groups[self.baseline].records) if self.baseline in self.groups else 1
+        there = self._starts(self.baseline) or 1
         wanted = [self._again(self.baseline, n) for n in range(there + 1, self.settings.baseline_starts + 1)]
         left = [turn for turn in turns if turn.purpose == "explore"]
         tried = len(self.groups)
@@ -232,12 +242,12 @@ class _State:
         if not finalists:
             return []
         room = max(self.most_confirmed - self.confirmed, 0)
-        starts = {name: len(self.groups[name].records) for name in finalists}
+        starts = {name: self._starts(name) for name in finalists}
         best, *others = finalists
         lead = [self._again(best, n) for n in range(2, CHOOSING_STARTS + 2) if n > starts[best]]
         behind = [self._again(name, 2) for name in others if starts[name] < 2][: max(room - len(lead), 0)]
-        second = [turn for turn in lead if turn.start_number <= CHOOSING_STARTS]
-        return [*second, *behind, *lead[len(second) :]][:room]
+        second = 1 if starts[best] < CHOOSING_STARTS else 0
+        return [*lead[:second], *behind, *lead[second:]][:room]
 
     def finalists(self) -> list[str]:
         """The best so far, and those that a start's noise may have put behind it."""
@@ -258,16 +268,19 @@ class _State:
         # The winner changes on the way: what others had counts as well.
         room = self.most_confirmed + self.most_settled - self.confirmed
         turns = [
-            self._again(name, len(self.groups[name].records) + 1, "settle")
+            self._again(name, self._starts(name) + 1, "settle")
             for name in names
-            if len(self.groups[name].records) - 1 < self.settings.looks
+            if self._starts(name) - 1 < self.settings.looks
         ]
         return turns[: max(room, 0)]
 
-    def _again(self, name: str, number: int, purpose: Literal["confirm", "settle"] = "confirm") -> Turn:
+    def _again(self, name: str, nth: int, purpose: Literal["confirm", "settle"] = "confirm") -> Turn:
+        """The nth start that tells the objective."""
         rungs, after, points = self._read_again(name)
+        silent = len(self.groups[name].records) - self._starts(name) if name in self.groups else 0
+        number = nth + silent
         minutes = self.start_minutes + points * self.point_minutes
-        what = "A second start, to compare." if number <= CHOOSING_STARTS else "A fresh start before it is quoted."
+        what = "A second start, to compare." if nth <= CHOOSING_STARTS else "A fresh start before it is quoted."
         what = "The baseline again: drift and noise." if name == self.baseline else what
         if purpose == "settle":
             return Turn(name, number, purpose, rungs, minutes, "Not told apart yet: one more start.", after)
@@ -284,6 +297,8 @@ class _State:
         after: dict[str, int] = {}
         for by in (self.settings.objective, *self.spoken_of.get(name, ())):
             rung = found.rung(by) if found else by.concurrency
+            if rung is None and by is not self.settings.objective:
+                continue  # no point tells it
             if by is GOODPUT:
                 # Its open loop is named after the ladder's last rung.
                 rungs.add(ladder[-1])

@@ -88,6 +88,7 @@ class Sweep:
                 return self._failed(host, data, result)
             case "runner_on_unreachable":
                 text = f"{host} cannot be reached: {result.get('msg', 'no reason given')}"
+                self._lost(host)
                 self.errors.append(text)
                 return [Event(text)]
         return []
@@ -269,8 +270,14 @@ class Sweep:
             # Rescued: the turn ends as failed, and says so when its record is closed.
             turn.sentence = str(text)
             return []
+        self._lost(host)
         self.errors.append(f"{host}: {text}")
         return [Event(f"{host}  {text}")]
+
+    def _lost(self, host: str) -> None:
+        """A host that takes no part any more, before its turn came, has no time left to wait for."""
+        if host not in self._under_way:
+            self._left.pop(host, None)
 
 
 def _answer(result: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -92,6 +92,27 @@ def test_a_full_sweep_that_is_undecided_is_offered_one_more_look(tmp_path, monke
     assert CliRunner().invoke(application, [*shlex.split(plan)[1:], "--no-calibration"]).exit_code == 0
 
 
+def test_a_search_names_a_model_by_its_folder_and_no_workload_of_the_users_own(tmp_path):
+    out = StringIO()
+    model, own = rec.Model(name="/srv/models/mini-moe", path="/srv/models/mini-moe/"), {"name": "mine"}
+    records = [
+        msgspec.structs.replace(CLOSE[0], model=model, workload=own, points=[a_point(8, 100.0, workload="mine")])
+    ]
+    assert command.report_command(campaign_of(tmp_path, records).folder, Console(file=out, width=100)) == 0
+    (plan,) = (line.strip() for line in out.getvalue().splitlines() if "plan --search" in line)
+    assert plan == (
+        "shardsweep plan --search --model mini-moe --hardware '2x NVIDIA H200' --release 0.5.11 --concurrencies 1,8"
+    )
+    assert CliRunner().invoke(application, [*shlex.split(plan)[1:], "--no-calibration"]).exit_code == 0
+
+
+def test_a_password_that_was_typed_is_not_said_again(tmp_path, monkeypatch):
+    words = ["-e", "ansible_become_password=hunter2", "-e", "sglang_model_url=https://me:hunter2@mirror/x"]
+    said, (promote, sweep, _) = said_at_the_end(monkeypatch, campaign_of(tmp_path, CLOSE), *words)
+    assert "hunter2" not in said
+    assert "-e ansible_become_password=REMOVED" in promote and "-e ansible_become_password=REMOVED" in sweep
+
+
 def test_looks_are_counted_on_and_end(tmp_path, monkeypatch):
     campaign = campaign_of(tmp_path, CLOSE, looks=3)
     _, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "-e", "looks=3")

@@ -195,6 +195,9 @@ def test_a_hypothesis_that_names_no_objective_is_undecided_and_says_so():
     assert found["verdict"] == "undecided"
     assert found["effect"]["peak"]["verdict"] == "better"
     assert "Undecided: the hypothesis names no objective that it makes better or worse." in found["sentence"]
+    without = one(starts("a", 100.0, 100.1) + starts("b", 130.0, 130.1, **(said | {"hypothesis": None})))
+    assert without["verdict"] == "undecided"
+    assert "There is no hypothesis to judge." in without["sentence"]
 
 
 def test_a_clear_gain_supports_and_a_clear_loss_refutes():

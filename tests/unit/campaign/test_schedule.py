@@ -110,6 +110,10 @@ def test_second_starts_measure_what_a_hypothesis_speaks_of_on_both_sides():
     records = [done(name, peak) for name, peak in PEAKS.items()]
     assert again_of("ep8", records, full(), plan).rungs == (1, 64, 256)
     assert again_of("tp8", records, full(), plan).rungs == (1, 64, 256)
+    # What no point tells is not measured for a hypothesis' sake.
+    plan[1]["configuration"]["hypothesis"] = "Goodput is higher; TTFT is lower; it takes less energy a token."
+    silent = again_of("ep8", records, full(), plan)
+    assert (silent.rungs, silent.after) == ((64, 256), ())
     # Nothing is said of ep4's single stream.
     assert again_of("ep4", records, full(), plan).rungs == (64, 256)
 
@@ -207,6 +211,35 @@ def test_no_sweep_within_a_budget_makes_more_starts_than_were_foreseen():
         for seed in range(6):
             records = noisy_run(settings, plan, 0.02, seed, 0.2)
             assert len(records) <= cost(plan, settings).starts
+
+
+def test_what_is_tried_again_after_a_whole_sweep_can_still_become_a_finalist():
+    records = run(full(), {**PEAKS, "pp8": None})
+    assert next_turns(a_plan(), records, full()) == []
+    # pp8's first start is made again a day later, and leads.
+    again = msgspec.structs.replace(done("pp8", 1200.0), updated_at="2026-01-02T00:00:00Z")
+    records = [again if record.configuration.name == "pp8" else record for record in records]
+    assert told(next_turns(a_plan(), records, full())) == [("pp8", 2), ("pp8", 3)]
+
+
+def test_starts_that_do_not_tell_the_objective_are_no_repeats_of_it():
+    # An earlier sweep by peak: second and third starts measured the peak and its neighbour, and no single stream.
+    records = [
+        record
+        if record.start_number == 1
+        else msgspec.structs.replace(record, points=[p for p in record.points if p.concurrency >= 64])
+        for record in run(full())
+    ]
+    before = {name: max(n for other, n in starts_of(records) if other == name) for name in PEAKS}
+    assert before == {"tp8": 3, "ep8": 3, "ep4": 2, "pp8": 1}
+    coming = told(next_turns(a_plan(), records, full(objective=SINGLE_STREAM)))
+    # Two further starts of each finalist and of the baseline, under numbers that are free.
+    assert ("ep8", 4) in coming and ("ep4", 3) in coming
+    assert coming.count(("tp8", 4)) == coming.count(("tp8", 5)) == 1
+
+
+def starts_of(records):
+    return [(record.configuration.name, record.start_number) for record in records]
 
 
 def test_a_root_that_is_rejected_is_no_baseline_and_the_next_one_has_its_three_starts():
@@ -326,6 +359,15 @@ def test_costs_are_counted_in_starts():
     assert whole.starts == 10
     assert "4 to see each once, 2 more of the baseline and up to 4 of finalists" in whole.sentence
     assert cost([], full()).starts == 0
+
+
+def test_what_hypotheses_speak_of_is_counted_in():
+    plan = a_plan({name: 500.0 + n for n, name in enumerate(["tp8", *"abcdefg"])})
+    ladder = {"ladder": (1, 4, 16, 64, 128, 256, 512)}
+    # 8 x (20 + 7 x 2) and 6 x (20 + 3 x 2) minutes; with a single stream beside, 6 x 2 more.
+    assert cost(plan, Settings(**ladder)).minutes == pytest.approx(428)
+    plan[1]["configuration"]["hypothesis"] = "A single stream is faster."
+    assert cost(plan, Settings(**ladder)).minutes == pytest.approx(440)
 
 
 def test_the_baseline_is_the_root_of_most():

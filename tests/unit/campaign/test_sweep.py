@@ -142,6 +142,9 @@ def test_the_time_left_of_many_hosts_is_that_of_their_waves():
     clock.now += 600
     # h1 has 20 left and h2 10: h3 to 50, h4 to 30. Who waits loses nothing.
     assert sweep.seconds_left() == 50 * 60
+    sweep.take({"event": "runner_on_unreachable", "event_data": {"host": "h3", "task": "Take", "res": {}}})
+    # Without h3, h4 follows h2: both are through after 20.
+    assert sweep.seconds_left() == 20 * 60
 
 
 def test_the_time_left_of_as_many_hosts_as_forks_is_that_of_the_longest():
