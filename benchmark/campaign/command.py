@@ -228,9 +228,7 @@ def _next_commands(winner: dict[str, Any], decision: dict[str, Any], records: li
 def _search_command(records: list[Record], typed: Typed) -> str:
     """`plan --search` for the model, GPUs, release and points of these records, as far as they tell them."""
     newest = max(records, key=lambda record: record.updated_at)
-    # A model lies on its host; here it may be known by its folder's name.
-    names = [newest.model.path, newest.model.name, newest.model.path.rstrip("/").rpartition("/")[2]]
-    model = next((name for name in names if name and _known_here(name)), newest.model.name)
+    model = newest.model.path if newest.model.path and _known_here(newest.model.path) else newest.model.name
     workload = str(newest.workload.get("name") or "")
     gpus = [str(gpu.get("name") or "") for gpu in newest.host.gpus]
     told = {

@@ -92,7 +92,7 @@ def test_a_full_sweep_that_is_undecided_is_offered_one_more_look(tmp_path, monke
     assert CliRunner().invoke(application, [*shlex.split(plan)[1:], "--no-calibration"]).exit_code == 0
 
 
-def test_a_search_names_a_model_by_its_folder_and_no_workload_of_the_users_own(tmp_path):
+def test_a_search_that_is_offered_names_no_workload_that_plan_does_not_know(tmp_path):
     out = StringIO()
     model, own = rec.Model(name="/srv/models/mini-moe", path="/srv/models/mini-moe/"), {"name": "mine"}
     records = [
@@ -101,7 +101,8 @@ def test_a_search_names_a_model_by_its_folder_and_no_workload_of_the_users_own(t
     assert command.report_command(campaign_of(tmp_path, records).folder, Console(file=out, width=100)) == 0
     (plan,) = (line.strip() for line in out.getvalue().splitlines() if "plan --search" in line)
     assert plan == (
-        "shardsweep plan --search --model mini-moe --hardware '2x NVIDIA H200' --release 0.5.11 --concurrencies 1,8"
+        "shardsweep plan --search --model /srv/models/mini-moe/ --hardware '2x NVIDIA H200' --release 0.5.11 "
+        "--concurrencies 1,8"
     )
     assert CliRunner().invoke(application, [*shlex.split(plan)[1:], "--no-calibration"]).exit_code == 0
 
