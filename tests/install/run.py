@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hub import COMMIT, REPOSITORY, Hub
+from hub import COMMIT, NEXT_COMMIT, REPOSITORY, Hub
 
 from benchmark.engine import sweep
 
@@ -143,7 +143,10 @@ def ask(release: str, python: Path) -> tuple[int, float]:
 
 
 def download(release: str, options: argparse.Namespace) -> None:
-    """Fetch a model from a mirror on this machine, whose line breaks once; see that the fetch went on, and ended."""
+    """Fetch a model from a mirror on this machine, whose line breaks once; see that the fetch went on, and ended.
+
+    Then another commit of it, whose config has the size that it had.
+    """
     subprocess.run([sys.executable, ROOT / "tests/install/make_model.py", FOLDER / "source", "40000000"], check=True)
     with Hub(FOLDER / "source") as hub:
         settings = {
@@ -157,9 +160,17 @@ def download(release: str, options: argparse.Namespace) -> None:
         play(release, options, settings)
         see(max(hub.asked_from, default=0) > 0, f"the fetch did not go on where it broke off: {hub.asked_from}")
         _, changed, _ = play(release, options, settings)
-    see(changed == 0, f"the second run of a download changed {changed} things")
-    fact = json.loads((FOLDER / "facts.d/sglang_model.fact").read_text())
-    see((fact["path"], fact["commit"]) == (settings["sglang_model_path"], COMMIT), f"the fact tells of {fact}")
+        fact = FOLDER / "facts.d/sglang_model.fact"
+        fetched = json.loads(fact.read_text())
+        see(changed == 0, f"the second run of a download changed {changed} things")
+        see((fetched["path"], fetched["commit"]) == (settings["sglang_model_path"], COMMIT), f"it tells of {fetched}")
+        config = FOLDER / "source/config.json"
+        config.write_text(config.read_text().replace("256", "257", 1))
+        hub.commit = NEXT_COMMIT
+        play(release, options, settings | {"sglang_model_commit": NEXT_COMMIT})
+        moved = json.loads(fact.read_text())
+    see(moved["commit"] == NEXT_COMMIT, f"another commit of the same sizes was not fetched: {moved}")
+    see((FOLDER / "fetched/config.json").read_bytes() == config.read_bytes(), "the config is still the old commit's")
 
 
 def play(release: str, options: argparse.Namespace, further: dict[str, Any] | None = None) -> tuple[float, int, str]:
