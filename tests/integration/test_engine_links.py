@@ -105,3 +105,15 @@ def test_two_releases_for_one_host_are_refused_before_anything_is_installed(engi
     assert refused.returncode != 0
     assert f"sglang_service_release is {RELEASE} and sglang_release 0.5.11" in said(refused)
     assert not (engine.folder / "sglang").exists()
+
+
+def test_a_graph_file_is_held_against_the_gpus_of_the_host(engine):
+    install(engine, "aaaaaaaa")
+    nvidia_smi = engine.folder / "nvidia-smi"
+    nvidia_smi.write_text("#!/bin/sh\nseq 0 7\n")
+    nvidia_smi.chmod(0o755)
+    four = {"description": "Half of the host", "engine": {"tp_size": 4}, "environment": {"NCCL_GRAPH_FILE": "/g.xml"}}
+    engine.variables |= {"sglang_configs": {"ep4": four}, "sglang_service_nvidia_smi": [str(nvidia_smi)]}
+    refused = engine.play(str(engine.folder / "render.yml"), sglang_release=RELEASE)
+    assert refused.returncode != 0
+    assert "NCCL_GRAPH_FILE describes 8 GPUs, and this split has tensor-parallel groups of 4" in said(refused)

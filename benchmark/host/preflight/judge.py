@@ -19,11 +19,13 @@ def judge(seen: Seen, free_memory_bytes: int) -> list[Check]:
         free_memory_bytes: a GPU that holds less counts as free.
     """
     wrong = driver.answers(seen.query, seen.bus_gpus, simulated=seen.simulated)
+    rows = smi.rows(seen.query.text) if wrong is None else []
+    if wrong is None and not rows:
+        wrong = Check("nvidia_smi", "fail", "nvidia-smi answered a table that cannot be read", "")
     if wrong is not None:
-        return [wrong, *_host(seen)]
-    rows = smi.rows(seen.query.text)
-    if not rows:
-        return [Check("nvidia_smi", "fail", "nvidia-smi answered a table that cannot be read", ""), *_host(seen)]
+        # Above all then: the kernel's log and the bus say why nvidia-smi is silent.
+        there = seen.query.state != "absent" and wrong.id == "nvidia_smi" and not seen.simulated
+        return [wrong, *(_kernel(seen, []) + _bus(seen, len(seen.bus_gpus)) if there else []), *_host(seen)]
     checks = [*_cards(seen, rows, free_memory_bytes), *_between(seen, rows)]
     if not seen.simulated:
         checks += _kernel(seen, rows)
@@ -56,14 +58,14 @@ def _between(seen: Seen, rows: Sequence[smi.Row]) -> list[Check]:
     return [
         *found,
         cards.all_there(rows, seen.bus_gpus, container=seen.container),
-        pcie.acs(
-            seen.lspci.text if seen.lspci.ok else None,
-            root=seen.root,
-            above=seen.bridges,
-            gpus=len(rows),
-            guest=seen.guest,
-        ),
-        pcie.iommu(seen.files.get("/proc/cmdline", ""), seen.iommu_units, seen.iommu_types, gpus=len(rows)),
+        *_bus(seen, len(rows)),
+    ]
+
+
+def _bus(seen: Seen, gpus: int) -> list[Check]:
+    return [
+        pcie.acs(seen.lspci, root=seen.root, above=seen.bridges, gpus=gpus, guest=seen.guest),
+        pcie.iommu(seen.files.get("/proc/cmdline", ""), seen.iommu_units, seen.iommu_types, gpus=gpus),
         *pcie.numa(
             seen.numa_nodes,
             seen.files.get("/sys/devices/system/node/online", ""),

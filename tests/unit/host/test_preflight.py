@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from benchmark.host import bounded, preflight
 from benchmark.host.bounded import Answer
@@ -109,6 +110,24 @@ def test_a_host_without_gpus_is_checked_for_the_rest():
     assert found["gpus"] == "unknown"
     assert {"shm", "limits", "port"} <= set(found)
     assert "fail" not in found.values()
+
+
+@pytest.mark.parametrize("silent", [Answer("hung", error="no answer within 30 s"), Answer("failed", "", "x", 15)])
+def test_an_nvidia_smi_that_is_silent_leaves_what_the_kernel_and_the_bus_say(silent):
+    sick = a_host(
+        query=silent,
+        lspci=Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir+ CmpltRedir+\n"),
+        kernel_log=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout", "AER: Uncorrectable (Fatal) error"],
+        iommu_units=["ivhd0"],
+        iommu_types={"0000:00:06.0": "DMA"},
+    )
+    found = verdicts(sick)
+    known = ("nvidia_smi", "xid", "pcie_errors", "kernel_module", "acs", "iommu")
+    assert [found[name] for name in known] == ["fail", "fail", "warning", "ok", "fail", "warning"]
+
+
+def test_without_a_driver_its_module_is_not_missed():
+    assert not {"xid", "uvm", "kernel_module"} & set(verdicts(a_host(query=Answer("absent"))))
 
 
 def test_a_table_that_cannot_be_read():

@@ -97,7 +97,8 @@ REDIRECT = HEALTHY_ACS.replace("SrcValid- TransBlk- ReqRedir- CmpltRedir-", "Src
 
 
 def acs(text, **more):
-    return pcie.acs(text, **({"root": True, "above": [], "gpus": 8, "guest": False} | more))
+    lspci = text if isinstance(text, Answer) else Answer("ok", text)
+    return pcie.acs(lspci, **({"root": True, "above": [], "gpus": 8, "guest": False} | more))
 
 
 def test_source_validation_alone_is_harmless():
@@ -122,8 +123,36 @@ def test_redirect_where_no_gpu_is_behind_it():
 def test_acs_that_is_not_shown_is_unknown():
     without = "0000:41:00.0 PCI bridge: Broadcom / LSI PEX890xx\n\tCapabilities: <access denied>\n"
     assert acs(without, root=False).verdict == "unknown"
-    assert acs(without, root=True).verdict == "ok"
-    assert acs(None).mend == "apt install pciutils"
+    # A rented container: root there, and denied all the same.
+    denied = acs(without, root=True)
+    assert (denied.verdict, "denied the capabilities of 1 bridges" in denied.seen) == ("unknown", True)
+    assert acs(without, root=True, above=["0000:41:00.0"]).verdict == "unknown"
+    # What is denied of a bridge that is above no GPU, or of another kind of device, hides nothing.
+    assert acs(without + HEALTHY_ACS, root=True, above=["0000:40:01.1"]).verdict == "ok"
+    card = "0000:42:00.0 VGA compatible controller: NVIDIA\n\tCapabilities: <access denied>\n"
+    assert acs(HEALTHY_ACS + card, root=True).verdict == "ok"
+
+
+def test_redirect_that_is_seen_counts_whatever_else_is_denied():
+    without = "0000:50:00.0 PCI bridge: x\n\tCapabilities: <access denied>\n"
+    assert acs(REDIRECT + without).verdict == "fail"
+
+
+def test_an_lspci_that_is_not_there_or_does_not_answer():
+    assert acs(ABSENT) == Check("acs", "unknown", "there is no lspci", "apt install pciutils")
+    hung = acs(Answer("hung", error="no answer within 8 s"))
+    assert (hung.verdict, hung.seen) == ("unknown", "lspci did not tell (no answer within 8 s)")
+    failed = acs(Answer("failed", "", "lspci: Cannot open /proc/bus/pci\n", 1))
+    assert failed.seen == "lspci did not tell (exit 1: lspci: Cannot open /proc/bus/pci)"
+    assert "pciutils" not in hung.mend + failed.mend
+
+
+def test_each_bridge_with_redirect_is_mended():
+    bridges = [f"0000:{number:02x}:00.0" for number in range(40)]
+    text = "".join(f"{bus} PCI bridge: x\n\t\tACSCtl:\tReqRedir+ CmpltRedir-\n" for bus in bridges)
+    mend = acs(text).mend
+    assert mend.startswith("at each boot: for bus in 0000:00:00.0 0000:01:00.0 ")
+    assert all(bus in mend for bus in bridges)
 
 
 def test_lspci_without_domains():
