@@ -45,7 +45,7 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     """What runs here, what it holds, who is at the port. Changes nothing."""
     import getpass
 
-    from . import engine_http, gpus, processes
+    from . import engine_http, failures, gpus, processes
     from .services import configuration_of
     from .serving import running, serving_units
 
@@ -64,11 +64,11 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
                 "started_at": state.started_at,
                 "fingerprint": last.get("fingerprint"),
                 "ready_seconds": last.get("ready_seconds"),
+                "restarts": state.restarts,
             }
         )
     devices = gpus.gpus(settings)
     holders = processes.port_holders(settings.port)
-    last_switch = read_json(settings.state / "switch.json", {}, forms.Switch)
     return {
         "manager": settings.manager,
         "engine": settings.engine,
@@ -78,7 +78,7 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         "gpus": gpus.summary(devices) or "no GPU",
         "port": {"number": settings.port, "holders": None if holders is None else [str(h) for h in holders]},
         "lease": lease.current(settings),
-        "last_failure": last_switch.get("failure"),
+        "last_failure": failures.last(settings, manager),
         "allreduce": _allreduces(settings),
     }
 
@@ -186,7 +186,7 @@ def _died(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    from . import records, watch
+    from . import failures, records, watch
     from .switch import death
 
     said = _standard_input()
@@ -194,6 +194,7 @@ def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     if failure.get("kind") == "point_failed":
         # The engine's own end says more than the load generator's view of it.
         failure = death(settings, options.configuration) or watch.failure(settings, options.configuration) or failure
+    failures.note(settings, options.configuration, failure)
     records.fail(settings, options.configuration, options.fingerprint, failure, said.get("start") or {})
     return records.finish(settings, options.configuration, options.fingerprint, options.facts)
 
