@@ -9,8 +9,6 @@ from . import cards, driver, kernel_log, pcie, smi, system
 from .check import Check
 from .look import Seen
 
-_NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
-
 
 def judge(seen: Seen, free_memory_bytes: int) -> list[Check]:
     """Every check, in the order in which one would look. A host without GPUs is told so and still checked for the rest.
@@ -93,8 +91,8 @@ def _host(seen: Seen) -> list[Check]:
     return [
         system.shared_memory(*(seen.shm or (None, None))),
         system.limits(seen.limits_of, seen.limits, unit_sets=seen.unit_sets_limits),
-        system.port(seen.port, seen.port_holders, seen.port_ours, ephemeral),
-        system.nccl_files({name: seen.files[name] for name in _NCCL_FILES if name in seen.files}),
+        *(system.port(port.setting, port.number, port.holders, port.ours, ephemeral) for port in seen.ports),
+        system.nccl_files(seen.nccl_files),
         *system.processors(seen.cpus_allowed, seen.files.get("/sys/devices/system/cpu/online", ""), seen.governors),
     ]
 

@@ -6,6 +6,7 @@ import stat
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -48,9 +49,8 @@ def a_host(**more) -> Seen:
         "uvm_device": True,
         "shm": (64 * GIB, 63 * GIB),
         "limits": {"stack": 8 << 20},
-        "limits_of": "systemd's defaults",
-        "unit_sets_limits": True,
-        "port": 30001,
+        "limits_of": "limits of this user",
+        "ports": [look.Port(setting="sglang_service_port", number=30001)],
         "cpus_allowed": 32,
     }
     return Seen(**(known | more))
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_found_wherever_it_is():
         lspci=Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir+ CmpltRedir+\n"),
         kernel_log=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout"],
         shm=(64 << 20, 64 << 20),
-        port_holders=["pid 7 (joe): nginx"],
+        ports=[look.Port(setting="sglang_service_port", number=30001, holders=["pid 7 (joe): nginx"])],
     )
     failed = {name for name, verdict in verdicts(sick).items() if verdict == "fail"}
     assert failed == {"link_width", "acs", "xid", "shm", "port"}
@@ -212,7 +212,7 @@ def test_a_field_that_an_older_driver_lacks_is_left_out(tmp_path):
 
 
 def test_an_nvidia_smi_that_hangs_fails_the_host_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounded.run, "__kwdefaults__", {"environment": None, "seconds": 0.3})
+    monkeypatch.setattr(look, "SMI_SECONDS", 0.3)
     began = time.monotonic()
     answer = preflight.preflight(settings(tmp_path, "sleep 30"), [])
     assert time.monotonic() - began < 8
@@ -250,3 +250,18 @@ def test_this_machine_can_be_looked_at(tmp_path):
     assert seen.query.state == "failed"
     assert seen.cpus_allowed > 0
     assert "/proc/cmdline" in seen.files
+
+
+def test_the_engines_own_users_file_of_nccl_is_looked_for(tmp_path, monkeypatch):
+    # As NCCL does (getpwuid): neither root's home, who runs the tools, nor the HOME of the unit.
+    monkeypatch.setenv("HOME", str(tmp_path / "root"))
+    accounts = {"sglang": str(tmp_path / "cache")}
+    monkeypatch.setattr(look.pwd, "getpwnam", lambda name: SimpleNamespace(pw_dir=accounts[name]))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/.nccl.conf").write_text("NCCL_ALGO=Tree\n")
+    here = msgspec.structs.replace(settings(tmp_path, "exit 9"), user="sglang", node_port=20000)
+    seen = look.look(here, [])
+    assert seen.nccl_files[str(tmp_path / "cache/.nccl.conf")] == "NCCL_ALGO=Tree\n"
+    assert [port.setting for port in seen.ports] == ["sglang_service_port", "sglang_service_node_port"]
+    unknown = look.look(msgspec.structs.replace(here, user="nobody-yet"), [])
+    assert set(unknown.nccl_files.values()) <= {None, unknown.nccl_files["/etc/nccl.conf"]}
