@@ -117,3 +117,14 @@ def test_a_graph_file_is_held_against_the_gpus_of_the_host(engine):
     refused = engine.play(str(engine.folder / "render.yml"), sglang_release=RELEASE)
     assert refused.returncode != 0
     assert "NCCL_GRAPH_FILE describes 8 GPUs, and this split has tensor-parallel groups of 4" in said(refused)
+
+
+def test_a_variable_of_the_host_does_not_take_the_compiler_away(engine):
+    # docs/hosts.md asks for one; PATH and CUDA_HOME stay, or a start hangs in a compile.
+    venv = install(engine, "aaaaaaaa")
+    engine.variables["sglang_service_environment"] = {"NCCL_SOCKET_IFNAME": "eth1", "LD_LIBRARY_PATH": "/srv/lib"}
+    text = launch(engine, sglang_release=RELEASE)
+    assert "export NCCL_SOCKET_IFNAME=eth1\n" in text
+    assert f"export CUDA_HOME={venv}/nvidia\n" in text
+    assert f"export PATH={venv}/bin:" in text
+    assert "export LD_LIBRARY_PATH=/srv/lib\n" in text
