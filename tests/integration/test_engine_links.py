@@ -89,9 +89,10 @@ def test_one_setting_names_the_release_that_is_installed_and_written_for(engine)
     assert launch(engine, sglang_release=RELEASE)
 
 
-def test_an_engine_that_the_role_did_not_install_has_no_release_to_differ_from(engine):
+@pytest.mark.parametrize("place", ["own/bin", "own"])
+def test_an_engine_that_the_role_did_not_install_has_no_release_to_differ_from(engine, place):
     install(engine, "aaaaaaaa")
-    own = engine.folder / "own/bin"
+    own = engine.folder / place
     own.mkdir(parents=True)
     assert f"exec {own}/python " in launch(engine, sglang_service_python=f"{own}/python", sglang_release="0.5.11")
 
