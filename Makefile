@@ -2,7 +2,7 @@
 # make test    all tests that need nothing but this folder
 # make test-long  those that take a minute or more each: chaos by the real playbooks, several nodes, a connection lost for good
 # make lint    ansible-lint (production) and ruff
-# make test-systemd   every Molecule scenario, on hosts with a real systemd (needs root on Debian; tests/hosts/README.md)
+# make test-hosts   every Molecule scenario, on hosts with a real systemd (needs root on Debian; tests/hosts/README.md)
 # make chaos    faults at random moments of sweeps, and a table of what was survived (CHAOS=200 rounds, CHAOS_SEED=7;
 #               CHAOS_OPTIONS=--playbooks: the real playbooks, a minute or two a round; docs/chaos.md)
 # make test-install   the real installation of the engine, about 10 GB and some minutes (docs/install.md)
@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What a sweep is told: here to try also what the plan says will not fit, so that a newcomer sees a failure named.
 SWEEP ?= --confidence quick -e plan=off
 
-.PHONY: sweep test test-long chaos test-systemd test-install lint clean format lock
+.PHONY: sweep test test-long chaos test-hosts test-install lint clean format lock
 
 sweep: $(BIN)/.controller
 	@shardsweep sweep $(SWEEP)
@@ -36,7 +36,7 @@ CHAOS_SEED ?= 1
 chaos: $(BIN)/.test
 	@$(BIN)/python tests/chaos/run.py --rounds $(CHAOS) --seed $(CHAOS_SEED) $(CHAOS_OPTIONS)
 
-test-systemd: $(BIN)/.test
+test-hosts: $(BIN)/.test
 	@$(BIN)/python tests/hosts/run.py $(HOSTS)
 
 test-install: $(BIN)/.test

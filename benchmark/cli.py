@@ -85,7 +85,7 @@ def sweep(
     ):
         if value:
             variables[name] = value
-    raise typer.Exit(sweep_command(inventory or [], limit, variables, _console(), as_json=as_json))
+    raise typer.Exit(sweep_command(inventory or [], limit, variables, _console(), extra=extra or [], as_json=as_json))
 
 
 @application.command()

@@ -27,7 +27,7 @@ import landscapes as land  # noqa: E402
 
 from benchmark.campaign import record as rec  # noqa: E402
 from benchmark.campaign.decide import decide  # noqa: E402
-from benchmark.campaign.schedule import Settings, Turn, next_turns  # noqa: E402
+from benchmark.campaign.schedule import Settings, Turn, cost, next_turns  # noqa: E402
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 CASES = PROJECT / "tests/data/plan-cases.yml"
@@ -104,10 +104,13 @@ def _point(concurrency: int, value: float, at: str) -> rec.Point:
 def campaign(landscape: land.Landscape, settings: Settings) -> tuple[list[rec.Record], float]:
     """Run it on the virtual clock: (records, minutes)."""
     plan, records, clock = plan_of(landscape), [], 0.0
+    most = cost(plan, settings).starts
     while turns := next_turns(plan, records, settings, clock):
         records.append(record_of(landscape, turns[0], clock))
         c = next(c for c in landscape.configurations if c.name == turns[0].configuration)
         clock += landscape.minutes(c, len(turns[0].rungs))
+        if len(records) > most:
+            raise RuntimeError(f"{len(records)} starts, and {most} were the most that were foreseen.")
     return records, clock
 
 
@@ -214,20 +217,21 @@ def errors(landscapes: int, seed: int) -> None:
     each = max(1, landscapes // 5)
     say(
         f"\n{f'among 8 equal configurations ({each})':<42}"
-        f"{'winner named':>16}{'effect named':>16}{'peak quoted at':>16}{'starts':>10}"
+        f"{'winner named':>16}{'effect named':>16}{'in the end':>16}{'peak quoted at':>16}{'starts':>10}"
     )
     cases = (("quick", 1, 0.02), ("quick", 1, 0.04), ("full", 1, 0.02), ("full", 1, 0.04), ("full", 4, 0.02))
     for place, (confidence, looks, noise) in enumerate(cases):
         found = [false_names(land.equals(_rng(seed, 99, place, i), 8, noise), confidence, looks) for i in range(each)]
-        winners, effects, quoted, starts = (np.mean([row[k] for row in found]) for k in range(4))
+        winners, effects, last, quoted, starts = (np.mean([row[k] for row in found]) for k in range(5))
         name = f"{confidence}, {looks} look{'s' if looks > 1 else ''}, noise {noise:.0%}"
-        say(f"{name:<42}{winners:>16.1%}{effects:>16.1%}{quoted - 1:>+16.1%}{starts:>10.1f}")
+        say(f"{name:<42}{winners:>16.1%}{effects:>16.1%}{last:>16.1%}{quoted - 1:>+16.1%}{starts:>10.1f}")
 
 
-def false_names(landscape: land.Landscape, confidence: str, looks: int) -> tuple[bool, bool, float, int]:
-    """(a winner was named for sure, an effect was named, quoted peak over the truth, starts).
+def false_names(landscape: land.Landscape, confidence: str, looks: int) -> tuple[bool, bool, bool, float, int]:
+    """(a winner was named for sure, an effect was named, one is named in the end, quoted peak over the truth, starts).
 
-    Whoever looks after any start from the one that completes the first round counts, which is more looks than planned.
+    Whoever looks after any start from the one that completes the first round counts, which is more looks than planned;
+    what is named in the end is what the error was shared for.
     """
     settings = Settings(
         ladder=landscape.ladder,
@@ -239,13 +243,14 @@ def false_names(landscape: land.Landscape, confidence: str, looks: int) -> tuple
     records, _ = campaign(landscape, settings)
     names = [record.configuration.name for record in records]
     first = max(names.index(c.name) for c in landscape.configurations) + 1
-    decision, winner, effect = {}, False, False
+    decision, winner, effect, last = {}, False, False, False
     for count in range(first, len(records) + 1):
-        decision = decide(records[:count])
+        decision = decide(records[:count], looks=looks)
         winner |= decision["winner"]["verdict"] == "sure"
-        effect |= any(e["effect"]["peak"]["verdict"] in ("better", "worse") for e in decision["experiments"])
+        last = any(e["effect"]["peak"]["verdict"] in ("better", "worse") for e in decision["experiments"])
+        effect |= last
     true = next(iter(landscape.peaks.values()))
-    return winner, effect, decision["winner"]["value"] / true, len(records)
+    return winner, effect, last, decision["winner"]["value"] / true, len(records)
 
 
 def within(found: list[Score], loss: float = 0.02) -> float:

@@ -11,7 +11,7 @@ def a_record(name="ep4", host="h1", fingerprint="f" * 64, updated_at="2026-01-01
         "created_at": "2026-01-01T00:00:00Z",
         "updated_at": updated_at,
         "configuration": rec.Configuration(name=name),
-        "host": rec.Host(name=host),
+        "host": host if isinstance(host, rec.Host) else rec.Host(name=host),
         "engine": rec.Engine(name="simulated", version="0.5.11"),
         "model": rec.Model(name="m"),
         "outcome": "skipped",

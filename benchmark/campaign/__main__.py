@@ -209,7 +209,7 @@ def _told(campaign: Campaign, host: str, *, page: bool = True) -> dict[str, Any]
     decision, paths = written(campaign, page=page)
     return {
         "folder": str(campaign.folder),
-        "winner": winner_on(decision, host),
+        "winner": (winner_on(decision, host) or {}).get("configuration"),
         "report": {key: str(path) for key, path in paths.items()},
     }
 
@@ -218,8 +218,14 @@ def _winner(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     """The configuration to put into service on a host, by the decision as it stands."""
     from .judged import decided, winner_on
 
-    decision = decided(campaign)
-    return {"winner": winner_on(decision, options.host), "sentence": (decision["winner"] or {}).get("sentence")}
+    winner = winner_on(decided(campaign), options.host) or {}
+    return {"winner": winner.get("configuration"), "sentence": winner.get("sentence")}
+
+
+def _arrived(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
+    """Raw files were fetched whole, each as `.NAME.part` beside its place: {"folder", "names": [paths below it]}."""
+    said = json.loads(_standard_input())
+    return {"kept": [name for name in said["names"] if campaign.arrived(Path(said["folder"]) / name)]}
 
 
 def now() -> dt.datetime:
@@ -238,6 +244,7 @@ _VERBS = {
     "open": _open,
     "next": _next,
     "put": _put,
+    "arrived": _arrived,
     "report": _report,
     "winner": _winner,
 }

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import json
 import select
+import shlex
 import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
+from ..engine.models import shipped_shape
+from ..engine.secrets import masked
+from ..load.workload import NAMED
 from ..report.compare import SideError, compare, read_side
 from ..report.tables import comparison_text, terminal_table
 from .judged import decided, written
-from .playbooks import NoProject, command_line, run_plain, run_watched
+from .objectives import PEAK
+from .playbooks import NoProject, command_line, forks, run_plain, run_watched
 from .progress import LiveView, PlainView, View
-from .record import Record, RecordError
-from .store import Campaign, StoreError
+from .record import CampaignError, Record
+from .statistics import LOOKS
+from .store import Campaign
 from .sweep import Sweep
-from .turns import SweepError
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 _WIDTH = 100
@@ -31,41 +38,91 @@ _ANSWER_SECONDS = 60
 
 
 def sweep_command(
-    inventory: list[str], limit: str | None, variables: dict[str, Any], console: Console, *, as_json: bool = False
+    inventory: list[str],
+    limit: str | None,
+    variables: dict[str, Any],
+    console: Console,
+    *,
+    extra: Sequence[str] = (),
+    as_json: bool = False,
 ) -> int:
-    """Run sweep.yml with a live view.
+    """Run sweep.yml with a live view. `extra` is what stood behind `-e`, which `variables` hold as well.
 
     Returns:
         0 when each configuration ended in an outcome, 1 when the sweep itself failed, 130 when it was interrupted.
     """
     out = Console(stderr=True) if as_json else console
-    fold = Sweep()
-    view = LiveView(out) if out.is_terminal else PlainView(out)
-    stopping = _Interrupts(out, view)
-    arguments = command_line(inventory, limit, variables)
+    asks = out.is_terminal and sys.stdin.isatty()
     try:
-        with stopping, view:
-            status, exit_status = run_watched(
-                "sweep.yml", arguments, lambda event: view.show(fold, fold.take(event)), stopping.asked
-            )
+        # A prompt of the playbook's own would not be seen: its output is read, not shown.
+        fold, status, exit_status = _swept(inventory, limit, variables | {"asks": "caller" if asks else "nobody"}, out)
+        if asks and fold.serving and status != "canceled":
+            if not _may_be_stopped(fold.serving, out):
+                return _ended(fold, "Nothing was stopped, and nothing measured.", out, exit_status, as_json=as_json)
+            fold, status, exit_status = _swept(inventory, limit, variables | {"interrupt": True}, out)
     except NoProject as error:
         out.print(str(error), style="red", highlight=False)
         return _USAGE
     if status == "canceled":
         out.print("Interrupted. Giving the host back ...", highlight=False)
-        run_plain("playbooks/give_back.yml", command_line(inventory, limit, variables | {"sweep_tokens": fold.tokens}))
+        back = command_line(inventory, limit, variables | {"sweep_tokens": fold.tokens})
+        run_plain("playbooks/give_back.yml", back, out=sys.stderr if as_json else None)
         if fold.folder is not None:
-            _written(Path(fold.folder))
-        out.print("What was measured is kept; the same command goes on where it was.", highlight=False)
-        return _INTERRUPTED
+            try:
+                _written(Path(fold.folder))
+            except CampaignError as error:
+                out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        told = "What was measured is kept; the same command goes on where it was."
+        return _ended(fold, told, out, _INTERRUPTED, as_json=as_json)
     for error in fold.errors:
         out.print(error, style="red", highlight=False, markup=False, soft_wrap=True)
     if fold.folder is None:
-        if not fold.hosts_seen and not fold.errors:
-            out.print("No host took part. Look at the inventory and --limit.", style="red", highlight=False)
-        return exit_status or _FAILED
-    shown = _show(Path(fold.folder), out, as_json=as_json)
+        nobody = not fold.hosts_seen and not fold.errors
+        told = "No host took part. Look at the inventory and --limit." if nobody else ""
+        return _ended(fold, told, out, exit_status or _FAILED, as_json=as_json)
+    try:
+        shown = _show(Path(fold.folder), out, Typed(inventory, limit, variables, extra), as_json=as_json)
+    except CampaignError as error:
+        out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        shown = _FAILED
     return exit_status or shown
+
+
+def _swept(inventory: list[str], limit: str | None, variables: dict[str, Any], out: Console) -> tuple[Sweep, str, int]:
+    """Run sweep.yml and show it: (what its events tell, ansible-runner's status, exit status)."""
+    fold = Sweep(forks=forks())
+    view = LiveView(out) if out.is_terminal else PlainView(out)
+    stopping = _Interrupts(out, view)
+    with stopping, view:
+        status, exit_status = run_watched(
+            "sweep.yml",
+            command_line(inventory, limit, variables),
+            lambda event: view.show(fold, fold.take(event)),
+            stopping.asked,
+        )
+    return fold, status, exit_status
+
+
+def _may_be_stopped(serving: Mapping[str, Sequence[str]], out: Console) -> bool:
+    """Ask at the terminal, once for all hosts."""
+    for host, units in serving.items():
+        out.print(f"{', '.join(units)} serves on {host}.", markup=False, highlight=False)
+    out.print("Stop it for the sweep? [y/N] ", end="", markup=False, highlight=False)
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        return False
+
+
+def _ended(fold: Sweep, told: str, out: Console, exit_status: int, *, as_json: bool) -> int:
+    """The end of a sweep that was stopped or never began, with the decision so far for machines."""
+    if told:
+        out.print(told, highlight=False)
+    if as_json and fold.folder is not None:
+        _show(Path(fold.folder), out, as_json=True)
+    elif as_json:
+        sys.stdout.write(json.dumps({"winner": None, "errors": fold.errors}, indent=1) + "\n")
+    return exit_status
 
 
 def _written(folder: Path) -> None:
@@ -85,10 +142,10 @@ def report_command(folder: Path, console: Console) -> int:
                 console.print(f"There are no records below {folder}.", style="red", highlight=False)
                 return _USAGE
             written(campaign)
-    except (StoreError, RecordError, SweepError) as error:
+        return _show(folder, console)
+    except CampaignError as error:
         console.print(str(error), style="red", highlight=False)
         return _FAILED
-    return _show(folder, console)
 
 
 def compare_command(before: str, after: str, console: Console) -> int:
@@ -106,7 +163,7 @@ def compare_command(before: str, after: str, console: Console) -> int:
     return _OK if found.comparable else _FAILED
 
 
-def _show(folder: Path, console: Console, *, as_json: bool = False) -> int:
+def _show(folder: Path, console: Console, typed: Typed | None = None, *, as_json: bool = False) -> int:
     campaign = Campaign(folder.parent, folder.name)
     records = campaign.records()
     decision = decided(campaign, records)
@@ -116,34 +173,117 @@ def _show(folder: Path, console: Console, *, as_json: bool = False) -> int:
     console.print()
     width = min(console.width, _WIDTH)
     console.print(terminal_table(records, decision, width=width), highlight=False, markup=False)
-    console.print(_ending(folder, records, decision), highlight=False, markup=False, soft_wrap=True)
+    typed = typed or Typed(variables=_asked_before(campaign, records))
+    console.print(_ending(folder, records, decision, typed), highlight=False, markup=False, soft_wrap=True)
     return _OK
 
 
-def _ending(folder: Path, records: list[Record], decision: dict[str, Any]) -> str:
+def _asked_before(campaign: Campaign, records: list[Record]) -> dict[str, Any]:
+    """What a campaign's last sweeps were asked for, where nobody typed it now."""
+    asked = [sweep.asked for sweep in campaign.sweeps()]
+    names = {str(record.workload.get("name") or "") for record in records}
+    told: dict[str, Any] = {"workload": names.pop()} if len(names) == 1 and names <= NAMED.keys() else {}
+    if asked:
+        told["concurrencies"] = ",".join(map(str, sorted({rung for one in asked for rung in one.ladder})))
+        told |= {"objective": asked[-1].objective} if asked[-1].objective != PEAK.name else {}
+    return told
+
+
+def _ending(folder: Path, records: list[Record], decision: dict[str, Any], typed: Typed) -> str:
     lines = []
     if decision["simulated"]:
         release = next(record.engine.version for record in records if record.simulated)
         lines.append(f"SIMULATED: SGLang {release} was simulated; no number here comes from a GPU.")
     winner = decision["winner"]
     lines.append(f"Winner: {winner['sentence']}" if winner else "No winner: no configuration has a valid point.")
+    lines += [
+        f"  on {host}: {own['sentence'] if own else 'nothing has a valid point.'}"
+        for host, own in decision["winners_by_host"].items()
+    ]
     lines.append(f"Report: {folder / 'report.html'}")
     if winner:
-        lines += ["Next:", *(f"  {command}" for command in _next_commands(winner, decision, records))]
+        lines += ["Next:", *(f"  {command}" for command in _next_commands(winner, decision, records, typed))]
     return "\n".join(lines)
 
 
-def _next_commands(winner: dict[str, Any], decision: dict[str, Any], records: list[Record]) -> list[str]:
-    """The three commands that one may want now."""
+def _next_commands(winner: dict[str, Any], decision: dict[str, Any], records: list[Record], typed: Typed) -> list[str]:
+    """The three commands that one may want now, with what was typed for this one."""
     failed = any(record.outcome == "failed" for record in records)
-    if decision["more_starts"]:
-        second = "shardsweep sweep --confidence full"
+    looks = decision.get("looks") or 1
+    if decision["more_starts"] and decision["confidence"] != "full":
+        second = typed.sweep(confidence="full")
+    elif winner["verdict"] == "undecided" and looks < LOOKS:
+        second = typed.sweep(looks=looks + 1)
+    elif decision["more_starts"] and winner["verdict"] != "undecided":
+        # It is to be quoted, and was not started afresh.
+        second = typed.sweep(configs=winner["configuration"], confidence="quick", retry="all")
     else:
-        second = "shardsweep sweep --retry failed" if failed else "shardsweep sweep --retry all"
+        second = typed.sweep(retry="failed" if failed else "all")
     # Numbers of the simulated engine's quick workload are for looking around.
     quick = any(record.workload.get("name") == "quick" for record in records)
-    third = "shardsweep sweep --workload chat --concurrencies 1,8,64,256" if quick else "shardsweep plan --search"
-    return [f"shardsweep promote {winner['configuration']}", second, third]
+    third = typed.sweep(workload="chat", concurrencies="1,8,64,256") if quick else _search_command(records, typed)
+    return [typed.promote(winner["configuration"]), second, third]
+
+
+def _search_command(records: list[Record], typed: Typed) -> str:
+    """`plan --search` for the model, GPUs, release and points of these records, as far as they tell them."""
+    newest = max(records, key=lambda record: record.updated_at)
+    # A model lies on its host; here it may be known by its folder's name.
+    names = [newest.model.path, newest.model.name, newest.model.path.rstrip("/").rpartition("/")[2]]
+    model = next((name for name in names if name and _known_here(name)), newest.model.name)
+    workload = str(newest.workload.get("name") or "")
+    gpus = [str(gpu.get("name") or "") for gpu in newest.host.gpus]
+    told = {
+        "--model": model,
+        "--hardware": f"{len(gpus)}x {gpus[0]}" if gpus and gpus[0] else "",
+        "--release": newest.engine.version if newest.engine.name != "other" else "",
+        "--workload": workload if workload in NAMED else "",
+        "--concurrencies": str(typed.variables.get("concurrencies") or ",".join(map(str, newest.ladder))),
+    }
+    words = [word for option, value in told.items() if value for word in (option, value)]
+    return shlex.join(["shardsweep", "plan", "--search", *words, *(["--simulated"] if newest.simulated else [])])
+
+
+def _known_here(model: str) -> bool:
+    return Path(model).exists() or shipped_shape(model) is not None
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What the sweep was told on its command line, so that the next command can be told it as well."""
+
+    inventory: Sequence[str] = ()
+    limit: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    extra: Sequence[str] = ()
+    """What stood behind `-e`."""
+
+    _OPTIONS = ("concurrencies", "workload", "confidence", "budget", "objective", "retry", "after")
+
+    def sweep(self, **changed: Any) -> str:
+        """`shardsweep sweep` as it was typed, with these variables instead."""
+        told = dict(self.variables) | changed
+        words = [word for word in str(told.get("configs") or "").split(",") if word]
+        for name in self._OPTIONS:
+            if told.get(name) is not None:
+                words += [f"--{name}", f"{told[name]:g}" if isinstance(told[name], float) else str(told[name])]
+        words += ["--interrupt"] if told.get("interrupt") is True else []
+        own = {*self._OPTIONS, "configs", "interrupt"}
+        kept = [pair for pair in self.extra if pair.partition("=")[0] not in own | changed.keys()]
+        kept += [f"{name}={value}" for name, value in changed.items() if name not in own]
+        return self._line("sweep", words, kept)
+
+    def promote(self, configuration: str) -> str:
+        """With the settings of hosts and catalogue that were typed; the others speak of sweeps."""
+        kept = [pair for pair in self.extra if pair.startswith(("@", "sglang_", "ansible_"))]
+        return self._line("promote", [configuration], kept)
+
+    def _line(self, command: str, words: Sequence[str], extra: Sequence[str]) -> str:
+        ways = [*(word for name in self.inventory for word in ("-i", name))]
+        ways += ["--limit", self.limit] if self.limit else []
+        # A terminal's end is pasted into tickets: a password that was typed is not said again.
+        told = (word for pair in extra for word in ("-e", masked(pair)))
+        return shlex.join(["shardsweep", command, *words, *ways, *told])
 
 
 class _Interrupts:

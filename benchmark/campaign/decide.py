@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..engine.configuration import difference
 from ..load import agreement
-from .experiments import Comparison, compare, experiments, listed, unread_flags
-from .hosts import host_shifts
+from .experiments import Comparison, compare, experiments, listed, settings_changed
+from .hosts import NO_SHIFTS, Shifts, host_shifts
 from .objectives import CHOOSING_STARTS, KNOWN, PEAK, SINGLE_STREAM, Objective, Starts, group, objective, ranking_starts
 from .reasons import why
 from .record import Record
@@ -20,7 +19,7 @@ OBJECTIVES = {known.name: known.title for known in KNOWN}
 
 
 def decide(
-    records: Iterable[Record], objective: Objective | str = PEAK, objectives: Sequence[str] = ()
+    records: Iterable[Record], objective: Objective | str = PEAK, objectives: Sequence[str] = (), looks: int = 1
 ) -> dict[str, Any]:
     """Rank the records and read their experiments.
 
@@ -29,10 +28,12 @@ def decide(
     Args:
         objective: what the main winner is chosen by.
         objectives: names of further ones to judge by, such as `throughput@64`; those of KNOWN are always read.
+        looks: how often starts are added and contenders compared at most: what the error is shared among.
 
     Returns:
-        {"simulated", "winner": see `_winner`, "winners": {objective: ...}, "winners_by_host": {host: ...} where hosts
-        cannot be compared, "ranking": [...], "experiments": see experiments.py, "pareto": [...], "drift": [...],
+        {"simulated", "objective": the name of the main one, "winner": see `_winner`, "winners": {objective: ...},
+        "winners_by_host": {host: ...} where hosts cannot be compared, "ranking": [...], "experiments": see
+        experiments.py, "pareto": [...], "drift": [...],
         "noise": {objective: {"deviation", "degrees", "assumed"}}, "more_starts": [{"configuration", "host", "starts",
         "why"}], "notes": [...]}.
 
@@ -44,16 +45,19 @@ def decide(
     judged = {o.name: o for o in (main, *KNOWN, *map(_named, objectives))}
     told = {name: o for name, o in judged.items() if any(found.values(o) for found in groups)}
     noises = {name: pooled_noise(found.logs(o) for found in groups) for name, o in told.items()}
-    winners = {name: _winner(groups, o, noises[name]) for name, o in told.items()}
+    shifts = {name: host_shifts(groups, o) for name, o in told.items()}
+    winners = {name: _winner(groups, o, noises[name], shifts[name], looks=looks) for name, o in told.items()}
     winner = winners.get(main.name)
-    found = experiments(groups, list(told.values()))
+    found = experiments(groups, list(told.values()), looks)
+    by_host = _by_host(groups, main, noises[main.name], shifts[main.name], looks) if main.name in told else {}
     drifts = [d for host in dict.fromkeys(g.host for g in groups) if (d := _drift(groups, host, main, noises))]
     return {
         "simulated": any(record.simulated for starts in groups for record in starts.records),
+        "objective": main.name,
         "winner": winner,
         "winners": {name: won for name, won in winners.items() if won},
-        "winners_by_host": _by_host(groups, main, noises),
-        "ranking": _ranking(groups, main, winner, noises, list(told.values())),
+        "winners_by_host": by_host,
+        "ranking": _ranking(groups, main, winner, by_host, noises, shifts, list(told.values())),
         "experiments": found,
         "pareto": _pareto(
             groups,
@@ -62,6 +66,7 @@ def decide(
                 for name in dict.fromkeys((PEAK.name, SINGLE_STREAM.name, main.name, *objectives))
                 if name in told
             ],
+            shifts,
         ),
         "drift": drifts,
         "noise": {
@@ -76,13 +81,16 @@ def _named(name: Objective | str) -> Objective:
     return name if isinstance(name, Objective) else objective(name)
 
 
-def _mean(found: Starts, by: Objective, first: int | None = None) -> float:
-    """Mean logarithm over all (or the first so many) starts, turned so that more is better."""
-    return by.better(math.log(found.mean(by, first) or 1.0))
+def _mean(found: Starts, by: Objective, shifts: Shifts, home: str, first: int | None = None) -> float:
+    """Mean logarithm over all (or the first so many) starts, as it would be on `home`; more is better."""
+    return by.better(math.log(found.mean(by, first) or 1.0) - shifts.log(found.host, home))
 
 
-def _winner(groups: Sequence[Starts], by: Objective, noise: Noise) -> dict[str, Any] | None:
-    """The best by one objective, or the simplest of those that tie with it.
+def _winner(
+    groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shifts, home: str | None = None, looks: int = 1
+) -> dict[str, Any] | None:
+    """The best by one objective, or the simplest of those that tie with it: of the hosts that `home` can be compared
+    with, by default those of the host with the best reading.
 
     {"configuration", "host", "objective", "value": as it may be quoted, "interval": [low, high] | None, "starts",
     "quoted_starts", "verdict": "sure" | "tie" | "undecided" | "only", "close": names not told apart from it, "ties":
@@ -91,14 +99,23 @@ def _winner(groups: Sequence[Starts], by: Objective, noise: Noise) -> dict[str, 
     there = [found for found in groups if found.values(by)]
     if not there:
         return None
-    shifts = host_shifts(there, by)
-    home, starts = there[0].host, ranking_starts(there, by)
-    first = max(there, key=lambda g: _mean(g, by, starts) - by.better(shifts.get((g.host, home), (0.0, 0.0))[0]))
-    # A configuration is no rival of itself on another host.
-    others = [found for found in there if found.name != first.name]
-    compared = compare([(first, other) for other in others], by, noise, shifts=shifts)
+    home = home or max(there, key=lambda g: _mean(g, by, shifts, g.host)).host
+    peers = shifts.peers(home, (found.host for found in there))
+    there = [found for found in there if found.host in peers]
+    if not there:
+        return None
+    starts = ranking_starts(there, by)
+    first = max(there, key=lambda g: _mean(g, by, shifts, home, starts))
+    compared = _rivals(first, there, by, noise, shifts, looks)
+    for _ in there:
+        # Further starts may show for sure that another is better than the one that the first starts chose.
+        better = [c for c in compared if c.verdict == "worse"]
+        if not better:
+            break
+        first = min(better, key=lambda c: by.better(c.effect.log)).theirs
+        compared = _rivals(first, there, by, noise, shifts, looks)
     ties = [c for c in compared if c.verdict == "tie"]
-    close = [c for c in compared if c.verdict in ("tie", "undecided", "worse")]
+    close = [c for c in compared if c.verdict in ("tie", "undecided")]
     chosen = min((first, *(c.theirs for c in ties)), key=lambda found: (complexity(found, groups), found is not first))
     close_names = [c.theirs.name for c in sorted(close, key=lambda c: by.better(c.effect.log))]
     if chosen is not first:
@@ -120,23 +137,26 @@ def _winner(groups: Sequence[Starts], by: Objective, noise: Noise) -> dict[str, 
     }
 
 
+def _rivals(
+    first: Starts, groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shifts, looks: int
+) -> list[Comparison]:
+    """One configuration against all others; it is no rival of itself on another host."""
+    others = [(first, other) for other in groups if other.name != first.name]
+    return compare(others, by, noise, shifts=shifts, looks=looks)
+
+
 def complexity(found: Starts, groups: Sequence[Starts]) -> int:
     """How many settings that the engine reads differ from the root of what it is held against."""
     root, walked = found, set()
     while (against := root.newest.configuration.against) and root.name not in walked:
         walked.add(root.name)
-        above = next((other for other in groups if other.key == (found.host, against)), None)
-        if above is None:
-            # What it extends was not measured here: the host's baseline is.
+        named = [other for other in groups if other.name == against]
+        if not named:
+            # What it extends was not measured: the host's baseline is.
             root = next((g for g in groups if g.host == found.host and not g.newest.configuration.against), found)
             break
-        root = above
-    mine, theirs = (
-        {"engine": side.newest.configuration.engine, "environment": side.newest.configuration.environment}
-        for side in (found, root)
-    )
-    unread = unread_flags(found.newest)
-    return sum(1 for key, _, _ in difference(theirs, mine) if key not in unread)
+        root = next((other for other in named if other.host == found.host), named[0])
+    return len(settings_changed(root.newest, found.newest)[0])
 
 
 def _winner_sentence(
@@ -186,14 +206,26 @@ def _ranking(
     groups: Sequence[Starts],
     main: Objective,
     winner: Mapping[str, Any] | None,
+    by_host: Mapping[str, Mapping[str, Any] | None],
     noises: Mapping[str, Noise],
+    shifts: Mapping[str, Shifts],
     objectives: Sequence[Objective],
 ) -> list[dict[str, Any]]:
-    """The winner, then the others by the main objective, then what has no number."""
-    won = next((g for g in groups if winner and g.key == (winner["host"], winner["configuration"])), None)
+    """The winner, then the others by the main objective, then what has no number; hosts that differ are corrected."""
+    at = {found.key: found for found in groups}
+    won = at[winner["host"], winner["configuration"]] if winner else None
+    between = shifts.get(main.name, NO_SHIFTS)
+    home = won.host if won else ""
 
     def place(found: Starts) -> tuple[bool, bool, float]:
-        return found is not won, not found.values(main), -_mean(found, main) if found.values(main) else 0.0
+        there = bool(found.values(main))
+        return found is not won, not there, -_mean(found, main, between, home) if there else 0.0
+
+    def told(found: Starts) -> str:
+        # Where hosts cannot be compared, each configuration is held against the winner of its own.
+        mine = (by_host.get(found.host) if by_host else winner) or winner
+        best = at[mine["host"], mine["configuration"]] if mine else None
+        return why(found, best, mine, main, between)
 
     return [
         {
@@ -206,34 +238,41 @@ def _ranking(
             "interval": _interval(found, PEAK, noises[PEAK.name]) if PEAK.name in noises else None,
             "starts": len(found.measured),
             "objectives": {o.name: found.value(o) for o in objectives},
-            "sentence": why(found, won, winner, main, noises.get(main.name)),
+            "sentence": told(found),
         }
         for found in sorted(groups, key=place)
     ]
 
 
-def _by_host(groups: Sequence[Starts], by: Objective, noises: Mapping[str, Noise]) -> dict[str, Any]:
-    """The winner of each host, where hosts share no configuration that would make them comparable."""
-    there = [found for found in groups if found.values(by)]
-    hosts = list(dict.fromkeys(found.host for found in there))
-    shifts = host_shifts(there, by)
-    if all((a, b) in shifts for a in hosts for b in hosts if a != b):
+def _by_host(groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shifts, looks: int) -> dict[str, Any]:
+    """The winner of each host and those alike, where not all hosts can be compared with one another."""
+    hosts = list(dict.fromkeys(found.host for found in groups if found.values(by)))
+    if len(shifts.peers(hosts[0], hosts)) == len(hosts):
         return {}
-    return {host: _winner([g for g in groups if g.host == host], by, noises[by.name]) for host in hosts}
+    return {host: _winner(groups, by, noise, shifts, host, looks) for host in hosts}
 
 
-def _pareto(groups: Sequence[Starts], objectives: Sequence[Objective]) -> list[dict[str, Any]]:
-    """Those that no other beats in one objective without losing in another; only of those that tell all of them."""
-    rows = [
-        (found, [_mean(found, o) for o in objectives]) for found in groups if all(found.values(o) for o in objectives)
-    ]
+def _pareto(
+    groups: Sequence[Starts], objectives: Sequence[Objective], shifts: Mapping[str, Shifts]
+) -> list[dict[str, Any]]:
+    """Those that no other beats in one objective without losing in another; only of those that tell all of them.
+
+    Of hosts that differ, numbers are corrected; what cannot be compared beats nothing.
+    """
     if not objectives:
         return []
-    kept = [
-        found
-        for found, mine in rows
-        if not any(all(x >= y for x, y in zip(other, mine, strict=True)) and other != mine for _, other in rows)
-    ]
+    rows = [found for found in groups if all(found.values(o) for o in objectives)]
+
+    def beats(other: Starts, found: Starts) -> bool:
+        if not all(shifts[o.name].comparable(other.host, found.host) for o in objectives):
+            return False
+        theirs = [_mean(other, o, shifts[o.name], found.host) for o in objectives]
+        mine = [_mean(found, o, shifts[o.name], found.host) for o in objectives]
+        # What is equal but for rounding is equal.
+        gains = [0.0 if math.isclose(a, b, abs_tol=1e-12) else a - b for a, b in zip(theirs, mine, strict=True)]
+        return min(gains) >= 0 and max(gains) > 0
+
+    kept = [found for found in rows if not any(beats(other, found) for other in rows)]
     return [
         {"configuration": g.name, "host": g.host, "objectives": {o.name: g.value(o) for o in objectives}} for g in kept
     ]
@@ -282,7 +321,7 @@ def _more_starts(groups: Sequence[Starts], winner: Mapping[str, Any] | None) -> 
         why_one = "It was read on the starts that chose it; a fresh start is needed before it is quoted."
         wanted.append((winner["configuration"], winner["host"], why_one))
     if winner["verdict"] == "undecided":
-        there = {found.name: found for found in reversed(groups) if found.values(PEAK)}
+        there = {found.name: found for found in reversed(groups) if found.measured}
         told = f"Not told apart from {winner['configuration']}."
         wanted += [(name, there[name].host, told) for name in winner["close"][:3] if name in there]
         if winner["starts"] > CHOOSING_STARTS:

@@ -8,23 +8,26 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..engine.configuration import difference
+from ..engine.flags import flag_name, is_default
 from ..engine.rules import dead_flags
+from .hosts import NO_SHIFTS, Shifts, host_shifts
 from .objectives import Objective, Starts
 from .record import Record
 from .statistics import TIE, Effect, Noise, effect, holm_levels, look_error, look_of, more_starts, pooled_noise, verdict
 
 _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
 _SUBJECTS = (
-    ("single_stream", r"streams?\b|single user|one user|per user"),
     ("ttft", r"\bttft\b|first token"),
     ("prefill", r"prefill|prompt tokens"),
     ("tokens_per_joule", r"joule|energy|power"),
     ("goodput", r"goodput"),
-    ("peak", r"peak|total|throughput|aggregate"),
+    # "With 256 streams" and "holds more streams" speak of no single one.
+    ("single_stream", r"\b(?:single|one|each|every|an?|per|1)[ -](?:stream|user)|\bstreams (?:are|get|run|become)\b"),
+    ("peak", r"peak|total|throughput|aggregate|tokens (?:a|per) second"),
 )
 _NO_EFFECT = {"failed": "failed", "rejected": "was rejected", "skipped": "was not measured"}
 _SPLIT = "the split (tp_size and pp_size)"
@@ -32,12 +35,21 @@ _TOGETHER = (
     (("tp_size", "pp_size"), _SPLIT),
     (("enable_dp_attention", "dp_size"), "attention replicas (enable_dp_attention and dp_size)"),
 )
-_UP = r"\b(rais|ris|rose|fast|high|more|better|improv|gain|increas|grow|quick|wider)"
-_DOWN = r"\b(lower|slow|less|fall|fell|drop|worse|decreas|shrink|cost)"
-# "no slower" claims neither; "without all-reduces a stream is faster" does.
-_NOT = rf"\b(no|not|never|neither|nor)\W+(?:\w+\W+)?(?:{_UP}|{_DOWN})"
+# Words that judge, whatever is measured, and words of size, of which less is better where time or energy is meant.
+_GOOD = r"\b(?:fast(?!est)|quicker|better|improv|gain|sooner|earlier)"
+_BAD = r"\b(?:slow(?!est)|worse|hurt|suffer|degrad|later\b|costs?\b(?!\W+(?:no|nothing)\b))"
+# "More requests at once" and "fewer returns to the scheduler" say nothing of a size that is measured.
+_MEASURED = r"\s+(?:\w+\s+)?(?:tokens?|throughput|goodput|energy|power|joules?|watts?)\b"
+_UP = rf"\b(?:rais|rise|rising|rose|higher|increas|grow|doubl|tripl|longer|more{_MEASURED})"
+_DOWN = (
+    r"\b(?:lower|fall|fell|drop|decreas|shrink|halv|cuts?\b|shorter|shorten|(?<!all-)(?<!all )reduc(?!e-scatter)"
+    rf"|(?:less|fewer){_MEASURED})"
+)
+_NOT = rf"\b(?:no|not|never|neither|nor)\W+(?:\w+\W+)?(?:{_GOOD}|{_BAD}|{_UP}|{_DOWN})"
 # Of nothing in particular: "batches of 256 launch every kernel by hand and are slower" speaks of the total.
-_FASTER, _SLOWER = r"\b(fast|quick)", r"\bslow"
+_OF_NOTHING = r"\b(?:fast(?!est)|quicker|slow(?!est))"
+_LESS_IS_BETTER = {"ttft": r"", "tokens_per_joule": r"tokens? (?:a|per) joule|efficien"}
+"""Where a smaller number is better, unless the clause has these words ("less energy", but "more tokens a joule")."""
 _SAME = r"\bnothing changes\b|\bchanges? (nothing|no)\b|\bno (change|difference|effect)\b|\bthe same\b|\bunchanged\b"
 _CLAUSES = r"[;,.:]|\band\b(?!\s*\d)|\bbut\b|\bso\b|\bwhile\b|\bbecause\b"
 
@@ -49,10 +61,12 @@ class Claim:
     objective: str
     better: bool | None
     """None: that it stays as it is."""
+    denied: bool = False
+    """That it is *not* better, or not worse: "no slower" leaves room for a tie and for more."""
 
 
 def claims(hypothesis: str | None) -> list[Claim]:
-    """What a hypothesis claims, read clause by clause; that the peak is higher if nothing else can be read.
+    """What a hypothesis claims, read clause by clause; nothing where nothing can be read.
 
     "A single stream is faster; the total is lower" claims a better single stream and a worse peak. A clause that is
     faster or slower and names no subject speaks of the total.
@@ -60,18 +74,30 @@ def claims(hypothesis: str | None) -> list[Claim]:
     text = (hypothesis or "").lower()
     found: dict[str, Claim] = {}
     for clause in re.split(_CLAUSES, text):
-        subject = next((name for name, words in _SUBJECTS if re.search(words, clause)), None)
-        up, down = re.search(_UP, clause), re.search(_DOWN, clause)
-        if subject is None and bool(re.search(_FASTER, clause)) != bool(re.search(_SLOWER, clause)):
-            subject, up, down = "peak", re.search(_FASTER, clause), re.search(_SLOWER, clause)
-        if subject is None or bool(up) == bool(down) or re.search(_NOT, clause):
-            continue
-        # Of a time, lower is better.
-        better = bool(up) if subject != "ttft" else bool(down) or "fast" in clause
-        found.setdefault(subject, Claim(subject, better))
-    if found:
-        return list(found.values())
-    return [Claim("peak", None if re.search(_SAME, text) else True)]
+        if (claim := _claim(clause)) is not None:
+            found.setdefault(claim.objective, claim)
+    if not found and re.search(_SAME, text):
+        return [Claim("peak", None)]
+    return list(found.values())
+
+
+def _claim(clause: str) -> Claim | None:
+    subject = next((name for name, words in _SUBJECTS if re.search(words, clause)), None)
+    if subject is None and re.search(_OF_NOTHING, clause):
+        subject = "peak"
+    if subject is None:
+        return None
+    if re.search(_SAME, clause):
+        return Claim(subject, None)
+    size_is_good, size_is_bad = _UP, _DOWN
+    if subject in _LESS_IS_BETTER and not re.search(_LESS_IS_BETTER[subject] or r"(?!)", clause):
+        size_is_good, size_is_bad = _DOWN, _UP
+    good = bool(re.search(_GOOD, clause) or re.search(size_is_good, clause))
+    bad = bool(re.search(_BAD, clause) or re.search(size_is_bad, clause))
+    denied = bool(re.search(_NOT, clause))
+    if good and bad and denied:
+        return Claim(subject, None)  # "neither faster nor slower"
+    return Claim(subject, good, denied) if good != bad else None
 
 
 @dataclass(frozen=True)
@@ -104,19 +130,19 @@ def compare(
     by: Objective,
     noise: Noise,
     contenders: int | None = None,
-    shifts: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+    shifts: Shifts = NO_SHIFTS,
+    looks: int = 1,
 ) -> list[Comparison]:
-    """Judge pairs together; those that do not both tell the objective are left out.
-
-    `shifts` of (our host, their host) are (log difference of the hosts, its variance in starts).
+    """Judge pairs together; those that do not both tell the objective, or are of hosts that cannot be compared, are
+    left out. `looks` is how often they are compared in all.
     """
-    usable = [(a, b, a.logs(by), b.logs(by)) for a, b in pairs]
+    usable = [(a, b, a.logs(by), b.logs(by)) for a, b in pairs if shifts.comparable(a.host, b.host)]
     usable = [pair for pair in usable if pair[2] and pair[3]]
     effects = []
     for ours, theirs, mine, other in usable:
-        shift, variance = (shifts or {}).get((ours.host, theirs.host), (0.0, 0.0))
+        shift, variance = shifts.between.get((ours.host, theirs.host), (0.0, 0.0))
         effects.append(effect([x - shift for x in mine], other, noise, variance))
-    errors = [look_error(look_of(min(found.starts))) for found in effects]
+    errors = [look_error(look_of(min(found.starts), looks), looks) for found in effects]
     levels = holm_levels([found.tail for found in effects], errors, contenders)
     return [
         Comparison(ours, theirs, by, found, noise, level)
@@ -124,29 +150,43 @@ def compare(
     ]
 
 
-def experiments(groups: Sequence[Starts], objectives: Sequence[Objective]) -> list[dict[str, Any]]:
+def experiments(groups: Sequence[Starts], objectives: Sequence[Objective], looks: int = 1) -> list[dict[str, Any]]:
     """Every configuration that is held against another, as the report shows it.
 
-    Each: {"configuration", "against", "hypothesis", "host", "changes": [(key, from, to)], "ignored": [keys that the
-    engine does not read], "due_to": key or None, "confounded_by": [keys], "claims", "effect": {objective: {"ratio",
-    "low", "high", "verdict", "detectable", "more_starts"}}, "starts": [ours, theirs], "verdict": supported | refuted |
-    undecided, "more_starts": further starts of each that should settle it, or None, "sentence"}.
+    Where alike hosts share a sweep, what a configuration is held against may have been measured on another one; what
+    the hosts measured in common corrects for their difference.
+
+    Each: {"configuration", "against", "hypothesis", "host", "against_host", "changes": [(key, from, to)], "ignored":
+    [keys that the engine does not read], "due_to": key or None, "confounded_by": [keys], "claims", "effect":
+    {objective: {"ratio", "low", "high", "verdict", "detectable", "more_starts"}}, "starts": [ours, theirs], "verdict":
+    supported | refuted | undecided, "more_starts": further starts of each that should settle it, or None, "sentence"}.
     """
-    held = [(found, _baseline(found, groups)) for found in groups if found.newest.configuration.against]
+    shifts = {by.name: host_shifts(groups, by) for by in objectives}
+    held = [(found, _held_against(found, groups, shifts)) for found in groups if found.newest.configuration.against]
     pairs = [(ours, theirs) for ours, theirs in held if theirs is not None]
     judged: dict[tuple[str, str], dict[str, Comparison]] = {}
     for by in objectives:
         noise = pooled_noise(found.logs(by) for found in groups)
         # Where a ladder was left early its best rung is not known, so there is nothing to compare with.
         known = [pair for pair in pairs if by.concurrency is not None or not any(side.cut_short for side in pair)]
-        for comparison in compare(known, by, noise):
+        for comparison in compare(known, by, noise, shifts=shifts[by.name], looks=looks):
             judged.setdefault(comparison.ours.key, {})[by.name] = comparison
     return [_experiment(ours, theirs, judged.get(ours.key, {})) for ours, theirs in held]
 
 
-def _baseline(found: Starts, groups: Iterable[Starts]) -> Starts | None:
+def _held_against(found: Starts, groups: Iterable[Starts], shifts: Mapping[str, Shifts]) -> Starts | None:
+    """What a configuration is held against: measured on its own host, else on one that it can be compared with."""
     against = found.newest.configuration.against
-    return next((other for other in groups if other.key == (found.host, against)), None)
+    named = [other for other in groups if other.name == against]
+    own = next((other for other in named if other.host == found.host), None)
+    if own is not None and own.measured:
+        return own
+    alike = [
+        other
+        for other in named
+        if other.measured and any(between.comparable(found.host, other.host) for between in shifts.values())
+    ]
+    return max(alike, key=lambda other: len(other.measured), default=own)
 
 
 def _experiment(ours: Starts, theirs: Starts | None, by_objective: Mapping[str, Comparison]) -> dict[str, Any]:
@@ -156,11 +196,12 @@ def _experiment(ours: Starts, theirs: Starts | None, by_objective: Mapping[str, 
         "against": configuration.against,
         "hypothesis": configuration.hypothesis,
         "host": ours.host,
+        "against_host": theirs.host if theirs else None,
         "changes": [],
         "ignored": [],
         "due_to": None,
         "confounded_by": [],
-        "claims": [{"objective": c.objective, "better": c.better} for c in claims(configuration.hypothesis)],
+        "claims": [asdict(claim) for claim in claims(configuration.hypothesis)],
         "effect": {},
         "starts": [len(ours.measured), len(theirs.measured) if theirs else 0],
         "verdict": "undecided",
@@ -184,16 +225,38 @@ def changed(before: Record, after: Record) -> tuple[list[tuple[str, Any, Any]], 
 
     A different release or driver is a change too: an effect may be due to it.
     """
-    changes = difference(_settings(before), _settings(after))
-    unread = unread_flags(after)
-    told = [change for change in changes if change[0] not in unread]
+    told, ignored = settings_changed(before, after)
     for key, old, new in (
         ("engine version", before.engine.version, after.engine.version),
         ("driver", before.host.driver, after.host.driver),
     ):
         if old and new and old != new:
             told.append((key, old, new))
-    return told, [change[0] for change in changes if change[0] in unread]
+    return told, ignored
+
+
+def settings_changed(before: Record, after: Record) -> tuple[list[tuple[str, Any, Any]], list[str]]:
+    """As `changed`, of what the configurations set alone. What spells out the engine's own default is no change."""
+    changes = difference(_settings(before), _settings(after))
+    changes = [
+        (key, old, new)
+        for key, old, new in changes
+        if not (_left_out(key, old, new, before, after) or _left_out(key, new, old, after, before))
+    ]
+    unread = unread_flags(after)
+    return [change for change in changes if change[0] not in unread], [c[0] for c in changes if c[0] in unread]
+
+
+def _left_out(key: str, unset: Any, value: Any, without: Record, with_it: Record) -> bool:
+    """Whether one side leaves out what the other sets to the default of its release."""
+    if unset is not None or key not in with_it.configuration.engine:
+        return False
+    if flag_name(key) in without.configuration.arguments:
+        return False  # its host sets it
+    try:
+        return is_default(key, value, with_it.engine.version)
+    except ValueError:
+        return False
 
 
 def causes(changes: Sequence[tuple[str, Any, Any]]) -> list[str]:
@@ -241,37 +304,33 @@ def judge(said: Iterable[Claim], by_objective: Mapping[str, Comparison]) -> tupl
     """(verdict, further starts of each side that should settle it): all claims must hold, and one that fails refutes.
 
     A claim fails when its interval leaves no room for more than 2 % in the claimed direction; that something stays as
-    it is fails when it does not, and holds when it is a tie.
+    it is fails when it does not, and holds when it is a tie; that it is not worse holds when the interval leaves no
+    room for a loss of more than 2 %.
     """
     verdicts, wanted = [], []
     for claim in said:
         comparison = by_objective.get(claim.objective)
-        if comparison is None:
-            verdicts.append("undecided")
-            continue
-        low, high = comparison.interval
-        if claim.better is None:
-            seen = comparison.verdict
-            verdicts.append({"tie": "supported", "undecided": "undecided"}.get(seen, "refuted"))
-            if seen == "undecided":
-                wanted.append(comparison.more_starts)
-            continue
-        # Turned so that the claimed direction is up.
-        if claim.better != comparison.by.more_is_better:
-            low, high = 1 / high, 1 / low
-        if low > 1:
-            verdicts.append("supported")
-        elif high < 1 + TIE:
-            verdicts.append("refuted")
-        else:
-            verdicts.append("undecided")
+        verdicts.append(_claim_verdict(claim, comparison) if comparison else "undecided")
+        if comparison and verdicts[-1] == "undecided":
             wanted.append(comparison.more_starts)
     if "refuted" in verdicts:
         return "refuted", None
-    if all(found == "supported" for found in verdicts):
+    if verdicts and all(found == "supported" for found in verdicts):
         return "supported", None
     known = [more for more in wanted if more is not None]
     return "undecided", max(known) if known and len(known) == len(wanted) else None
+
+
+def _claim_verdict(claim: Claim, comparison: Comparison) -> str:
+    if claim.better is None:
+        return {"tie": "supported", "undecided": "undecided"}.get(comparison.verdict, "refuted")
+    low, high = comparison.interval
+    # Turned so that the claimed direction is up.
+    if claim.better != comparison.by.more_is_better:
+        low, high = 1 / high, 1 / low
+    if claim.denied:
+        return "supported" if high <= 1 + TIE else "refuted" if low > 1 + TIE else "undecided"
+    return "refuted" if high <= 1 + TIE else "supported" if low > 1 else "undecided"
 
 
 def _sentence(ours: Starts, theirs: Starts, found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:
@@ -285,6 +344,8 @@ def _sentence(ours: Starts, theirs: Starts, found: Mapping[str, Any], by_objecti
             sentence += f" The ladder of {side.name} was left early: {side.cut_short.reason}"
     if not by_objective:
         return f"{sentence} No objective was measured on both sides."
+    if ours.host != theirs.host:
+        sentence += f" {theirs.name} was measured on {theirs.host}; what both hosts measured corrects the difference."
     effects = [f"{name.replace('_', ' ')} {_told(c)}" for name, c in by_objective.items()]
     if found["due_to"]:
         sentence += f" The effect is due to {found['due_to']}: {', '.join(effects)}."
@@ -319,6 +380,10 @@ def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Compa
         return f"The hypothesis is {found['verdict']}.{basis}"
     if found["confounded_by"]:
         return f"Undecided however often it is repeated: change one at a time.{basis}"
+    if not found["hypothesis"]:
+        return f"There is no hypothesis to judge.{basis}"
+    if not found["claims"]:
+        return f"Undecided: the hypothesis names no objective that it makes better or worse.{basis}"
     seen = [c for c in by_objective.values() if c.by.name in {claim["objective"] for claim in found["claims"]}]
     if not seen:
         return f"Undecided: what the hypothesis speaks of was not measured on both sides.{basis}"

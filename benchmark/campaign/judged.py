@@ -9,13 +9,14 @@ from typing import Any
 
 from . import turns
 from .decide import decide
-from .objectives import PEAK
+from .objectives import KNOWN, PEAK, group
 from .record import Record
 from .store import Campaign
 
 
 def decided(campaign: Campaign, records: list[Record] | None = None) -> dict[str, Any]:
-    """The decision of a campaign as its records stand: that of decide.py, with "name", "confidence" and "skipped".
+    """The decision of a campaign as its records stand: that of decide.py, with "name", "confidence", "looks" and
+    "skipped".
 
     "skipped" are what its sweeps did not try, or left early, and why: [{"configuration", "host", "reason",
     "chance"}].
@@ -24,11 +25,21 @@ def decided(campaign: Campaign, records: list[Record] | None = None) -> dict[str
     objective = str(campaign.about().get("objective") or PEAK.name)
     sweeps = campaign.sweeps()
     confidence = "full" if any(sweep.asked.confidence == "full" for sweep in sweeps) else "quick"
-    return decide(records, objective) | {
+    looks = max((sweep.asked.looks for sweep in sweeps), default=1)
+    return decide(records, objective, _of_all(records, sweeps), looks) | {
         "name": campaign.name,
         "confidence": confidence if sweeps else None,
+        "looks": looks,
         "skipped": [*_not_tried(sweeps, records), *_left_early(records)],
     }
+
+
+def _of_all(records: list[Record], sweeps: list[turns.HostSweep]) -> list[str]:
+    """What the configurations are weighed by all at once, beside the objective: what was asked for, and what each of
+    those that were measured tells."""
+    measured = [found for found in group(records) if found.measured]
+    told = [by.name for by in KNOWN if measured and all(found.values(by) for found in measured)]
+    return list(dict.fromkeys([*(sweep.asked.objective for sweep in sweeps), *told]))
 
 
 def _not_tried(sweeps: list[turns.HostSweep], records: list[Record]) -> list[dict[str, Any]]:
@@ -67,8 +78,8 @@ def written(campaign: Campaign, *, page: bool = True) -> tuple[dict[str, Any], d
     return decision, write_report(campaign.folder, campaign.about(), records, decision)
 
 
-def winner_on(decision: Mapping[str, Any], host: str) -> str | None:
-    """The configuration that a host is to serve: its own winner where hosts cannot be compared, else the winner."""
+def winner_on(decision: Mapping[str, Any], host: str) -> dict[str, Any] | None:
+    """The winner that a host is to serve: its own where not all hosts can be compared, else that of all."""
     own = decision["winners_by_host"]
-    winner = own.get(host) if own else decision["winner"]
-    return winner["configuration"] if winner else None
+    winner: dict[str, Any] | None = own.get(host) if own else decision["winner"]
+    return winner

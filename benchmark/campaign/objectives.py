@@ -156,7 +156,17 @@ class Starts:
     @cached_property
     def measured(self) -> tuple[Record, ...]:
         """The starts that have a valid point."""
-        return tuple(r for r in self.records if r.outcome == "measured" and any(p.valid for p in r.points))
+        return tuple(r for r in self.records if _has_points(r))
+
+    def telling(self, by: Objective) -> tuple[Record, ...]:
+        """The starts that tell the objective, or that there is nothing to tell: those that failed, or have no point.
+
+        The others were made for another objective, and measured other points.
+        """
+        rung = self.rung(by)
+        return tuple(
+            r for r in self.records if not _has_points(r) or (rung is not None and self._at(r, by, rung) is not None)
+        )
 
     @property
     def shown(self) -> Record:
@@ -223,6 +233,16 @@ class Starts:
         values = self.values(by)
         return values[CHOOSING_STARTS:] or values[-1:]
 
+    @property
+    def has_long_prompts(self) -> bool:
+        """Whether the ladder itself is of long prompts, so that what is read from those is read from it."""
+        return _prompt_tokens(self.shown.workload) >= LONG_PROMPT_TOKENS
+
+    def point(self, by: Objective) -> Point | None:
+        """The point of the start that speaks for all at which the objective is read."""
+        rung = self.rung(by)
+        return next((p for p in _points(self.shown, by) if p.concurrency == rung), None)
+
     @staticmethod
     def _rungs(record: Record, by: Objective) -> set[int]:
         return {p.concurrency for p in _points(record, by)}
@@ -233,6 +253,10 @@ class Starts:
         points = [p for p in _points(record, by) if p.concurrency == concurrency]
         values = [value for p in points if (value := _positive(by.of_point(p))) is not None]
         return _geometric_mean(values) if values else None
+
+
+def _has_points(record: Record) -> bool:
+    return record.outcome == "measured" and any(point.valid for point in record.points)
 
 
 def _geometric_mean(values: Sequence[float]) -> float:

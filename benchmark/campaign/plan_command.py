@@ -22,6 +22,7 @@ from ..engine.models import ModelShape, UnknownModel, load_model
 from ..engine.plan import plan_configuration
 from ..engine.rules import explain, rules
 from ..engine.search import search
+from ..engine.share import baseline_of
 from ..load.workload import WorkloadError, named
 from .playbooks import PROJECT
 
@@ -135,9 +136,10 @@ def plan_command(
         shape, host = load_model(model), evidence.measured(read_hardware(hardware), release)
         work = named(workload).to_mapping()
         calibration = evidence.calibration(shape, host, release)
-        if find:
-            return _search(shape, host, release, work, ladder, calibration, console, as_json=as_json)
         known = read_catalogue(catalogue)
+        if find:
+            base = _base(known)
+            return _search(shape, host, release, work, ladder, base, calibration, console, as_json=as_json)
         wanted = [conf.resolve(name, known) for name in conf.runnable_names(known, names or None)]
     except (UnknownModel, UnknownHardware, WorkloadError, PlanError, ValueError) as error:
         Console(stderr=True).print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
@@ -209,24 +211,34 @@ def _range(value: Mapping[str, float] | None) -> str:
     return f"{value['low']:,.0f}-{value['high']:,.0f}" if value else ""
 
 
+def _base(catalogue: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment of the catalogue's baseline, which a search's entries have too; it takes all GPUs by itself."""
+    configurations = [conf.resolve(name, catalogue) for name in conf.runnable_names(catalogue, None)]
+    root = baseline_of(configurations)
+    environment = next((c["environment"] for c in configurations if c["name"] == root), {})
+    return {"environment": {key: value for key, value in environment.items() if key != "CUDA_VISIBLE_DEVICES"}}
+
+
 def _search(
     shape: ModelShape,
     host: Host,
     release: str,
     work: Mapping[str, Any],
     ladder: list[int],
+    base: Mapping[str, Any],
     calibration: Calibration | None,
     console: Console,
     *,
     as_json: bool,
 ) -> int:
-    found = search(shape, host, release, work, ladder, calibration=calibration)
+    found = search(shape, host, release, work, ladder, base, calibration)
     if as_json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return _RUNS
     count = host.count * host.nodes
     console.print(
-        f"{len(found)} splits of {shape.name} over all {count} GPUs of {host.name}, best first", highlight=False
+        f"{len(found)} splits and transports of {shape.name} over all {count} GPUs of {host.name}, best first",
+        highlight=False,
     )
     _say_evidence(calibration, host, console)
     show_table([entry["plan"] for entry in found], console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import json
 import os
@@ -12,10 +13,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 PROJECT = Path(__file__).resolve().parents[2]
 
+_FORKS = 5
+"""Ansible's own default."""
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "PWD", "SSH_AUTH_SOCK", "TERM", "TMPDIR", "USER")
 """ansible-runner writes the environment it runs in to its artifacts; a controller's secrets do not belong there."""
 
@@ -52,6 +55,17 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("ANSIBLE_")}
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
     return kept
+
+
+def forks() -> int:
+    """How many hosts ansible-playbook looks after at a time, by the environment and the project's ansible.cfg."""
+    settings = configparser.ConfigParser(interpolation=None)
+    with contextlib.suppress(configparser.Error, OSError):
+        settings.read(os.environ.get("ANSIBLE_CONFIG") or project() / "ansible.cfg")
+    try:
+        return int(os.environ.get("ANSIBLE_FORKS") or settings.get("defaults", "forks", fallback=_FORKS))
+    except ValueError:
+        return _FORKS
 
 
 def run_watched(
@@ -133,7 +147,7 @@ def _processes() -> Iterator[tuple[_Process, list[str]]]:
             yield (int(stat.parent.name), status[19]), status
 
 
-def run_plain(playbook: str, arguments: Sequence[str]) -> int:
-    """Run a playbook as `ansible-playbook` would, its own output on the terminal."""
+def run_plain(playbook: str, arguments: Sequence[str], *, out: TextIO | None = None) -> int:
+    """Run a playbook as `ansible-playbook` would, its own output on the terminal, or on `out`."""
     command = [str(Path(sys.executable).parent / "ansible-playbook"), playbook, *arguments]
-    return subprocess.run(command, cwd=project(), env=environment(), check=False).returncode
+    return subprocess.run(command, cwd=project(), env=environment(), stdout=out, check=False).returncode

@@ -6,21 +6,26 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .objectives import PEAK, Objective, Starts
-from .record import Record
-from .statistics import Noise
+from .experiments import changed, listed, shown
+from .hosts import NO_SHIFTS, Shifts
+from .objectives import GOODPUT, PEAK, Objective, Starts
+from .record import Distribution, Point, Record
 
 MATTERS = 0.05
 """A difference at a rung smaller than this explains nothing."""
+FEW_CHANGES = 3
+"""So many settings that differ are named; more explain nothing."""
 
 
-def why(found: Starts, won: Starts | None, winner: Mapping[str, Any] | None, by: Objective, noise: Noise | None) -> str:
-    """The sentence beside a configuration in the ranking."""
+def why(
+    found: Starts, won: Starts | None, winner: Mapping[str, Any] | None, by: Objective, shifts: Shifts = NO_SHIFTS
+) -> str:
+    """The sentence beside a configuration in the ranking; `shifts` are those between hosts by this objective."""
     if not found.measured:
         return _no_number(found.newest)
     value = found.value(by)
     if value is None:
-        return "It has no valid point for this objective."
+        return _none_of(found, by)
     if winner is None or won is None:
         return "Measured."
     if found is won:
@@ -29,16 +34,34 @@ def why(found: Starts, won: Starts | None, winner: Mapping[str, Any] | None, by:
         return f"The winner, on another host: {by.shown(value)}."
     if found.name in winner["ties"]:
         return "Within 2 % of the winner: a tie."
-    ratio = value / winner["value"]
+    ratio = value / winner["value"] / math.exp(shifts.log(found.host, won.host))
     if found.name in winner["close"]:
         starts = min(len(found.values(by)), winner["starts"])
         told = "one start" if starts == 1 else f"{starts} starts"
         return f"{ratio - 1:+.1%} against the winner, which {told} cannot tell apart from noise."
     if found.cut_short and by is PEAK:
         return f"Left early: {found.cut_short.reason}"
-    cause = " ".join(_causes(found, won)) if by is PEAK and found.host == won.host else ""
     what = "the winner's peak" if by is PEAK else "the winner"
-    return f"{ratio - 1:+.0%} against {what}.{' ' + cause if cause else ''}"
+    return " ".join([f"{ratio - 1:+.0%} against {what}.", *_causes(found, won, by)])
+
+
+def _none_of(found: Starts, by: Objective) -> str:
+    """Why a configuration that was measured has no value of an objective."""
+    if by is GOODPUT:
+        offered = [p for r in found.measured for p in r.points if p.valid and p.rate is not None]
+        if any(point.goodput_requests_per_second == 0 for point in offered):
+            rates = listed(sorted({f"{point.rate:g}" for point in offered}))
+            return f"No request met the limits at {rates} requests a second{_medians(offered[-1])}."
+    return "It has no valid point for this objective."
+
+
+def _medians(point: Point) -> str:
+    told = [
+        f"{name} {spread.p50:.3g} s"
+        for name, spread in (("TTFT", point.ttft_seconds), ("TPOT", point.tpot_seconds))
+        if spread is not None
+    ]
+    return f" (median {', '.join(told)})" if told else ""
 
 
 def _won(winner: Mapping[str, Any], by: Objective) -> str:
@@ -57,23 +80,69 @@ def _no_number(record: Record) -> str:
     return f"No valid point: {invalid[0]}" if invalid else "Not measured."
 
 
-def _causes(loser: Starts, winner: Starts) -> list[str]:
-    """What the records say about where it lost: a limit, the shape of its curve, the transport."""
+def _causes(loser: Starts, winner: Starts, by: Objective) -> list[str]:
+    """What the records say about where it lost: a limit, the shape of its curve, the transport; else what differs."""
     mine, theirs = loser.shown, winner.shown
-    at = winner.rung(PEAK) or 0
+    at, what = winner.rung(by) or 0, "the winner's peak has" if by is PEAK else "the winner was read at"
     causes = []
     limit = _running(mine)
     if limit and limit < at and limit < (_running(theirs) or math.inf):
-        causes.append(f"It runs at most {limit} requests at once; the winner's peak has {at}.")
+        causes.append(f"It runs at most {limit} requests at once; {what} {at}.")
     elif (holds := _held(mine)) and holds < at and holds < (_held(theirs) or math.inf):
-        causes.append(f"Its KV cache holds about {holds} requests; the winner's peak has {at}.")
-    if shape := _shape(mine, theirs):
-        causes.append(shape)
+        causes.append(f"Its KV cache holds about {holds} requests; {what} {at}.")
+    # The curves of two hosts differ by more than the configuration.
+    if loser.host == winner.host and (part := _part(loser, winner, by)):
+        causes.append(part)
     if mine.start and theirs.start and mine.start.transports and theirs.start.transports:
         ours, others = (sorted(r.start.transports) for r in (mine, theirs) if r.start)
         if ours != others:
             causes.append(f"Its ranks talk over {', '.join(ours)}, the winner's over {', '.join(others)}.")
-    return causes
+    return causes or _differences(loser, winner)
+
+
+def _differences(loser: Starts, winner: Starts) -> list[str]:
+    """Where no number explains it: the settings that the engine reads and in which it differs, if they are few."""
+    changes, _ = changed(winner.newest, loser.newest)
+    if not 0 < len(changes) <= FEW_CHANGES:
+        return []
+    return [f"It differs in {listed([f'{key} ({shown(old)} to {shown(new)})' for key, old, new in changes])}."]
+
+
+def _part(loser: Starts, winner: Starts, by: Objective) -> str:
+    """Which part of what the objective is made of is behind."""
+    if by.of_point is PEAK.of_point:
+        return _shape(loser.shown, winner.shown)
+    mine, theirs = loser.point(by), winner.point(by)
+    if mine is None or theirs is None:
+        return ""
+    if by.long_prompts:
+        return _joined(
+            _times("prompts are read {} times as fast", mine.prompt_tokens_per_second, theirs.prompt_tokens_per_second)
+        )
+    if by is GOODPUT:
+        return _joined(
+            _times("a first token takes {} times as long", _median(mine.ttft_seconds), _median(theirs.ttft_seconds)),
+            _times("a further one takes {} times as long", _median(mine.tpot_seconds), _median(theirs.tpot_seconds)),
+        )
+    watts = (point.telemetry.get("power_watts_mean") for point in (mine, theirs))
+    return _joined(
+        _times("it gives {} times as many tokens", mine.output_tokens_per_second, theirs.output_tokens_per_second),
+        _times("it draws {} times the power", *watts),
+    )
+
+
+def _median(spread: Distribution | None) -> float | None:
+    return spread.p50 if spread else None
+
+
+def _times(what: str, mine: float | None, theirs: float | None) -> str:
+    """`prompts are read 0.80 times as fast`; empty where the two are alike."""
+    return what.format(f"{mine / theirs:.2f}") if mine and theirs and abs(mine / theirs - 1) >= MATTERS else ""
+
+
+def _joined(*parts: str) -> str:
+    told = "; ".join(part for part in parts if part)
+    return f"{told[0].upper()}{told[1:]}." if told else ""
 
 
 def _running(record: Record) -> int | None:

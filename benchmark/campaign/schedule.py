@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from ..engine.share import baseline_of
-from .objectives import CHOOSING_STARTS, PEAK, Objective, Starts, group, ranking_starts
+from .experiments import claims
+from .objectives import CHOOSING_STARTS, GOODPUT, KNOWN, PEAK, Objective, group, ranking_starts
 from .record import Record
 from .search import Candidate, Outlook, family_of, outlook
 from .statistics import LOOKS, USUAL_NOISE, pooled_noise
 
 Plan = Sequence[Mapping[str, Any]]
 """Of each configuration {"configuration": resolved, "plan": what engine/plan.py says}, as engine/search.py gives it."""
+OPEN_LOOP = ("rate", "ttft_limit_seconds", "tpot_limit_seconds")
+BESIDE = "points"
+"""Settings of what follows the ladder (load/further.py): the open loop that tells goodput, and other workloads."""
 FINALIST_MARGIN = 3 * math.sqrt(2)
 """A configuration that is further behind the best than so many standard deviations of a start is no finalist."""
 MOST_RESERVED = 0.4
@@ -64,6 +68,9 @@ class Turn:
     rungs: tuple[int, ...]
     minutes: float
     sentence: str
+    after: tuple[str, ...] = ()
+    """Of what follows the ladder, the settings (load/further.py) that a further start measures too; a first start
+    measures all of it."""
 
 
 @dataclass(frozen=True)
@@ -101,29 +108,30 @@ def skipped(
     turns = next_turns(plan, records, settings, spent_minutes)
     coming = {turn.configuration for turn in turns}
     left = [o for o in state.outlooks if o.name not in coming]
-    remaining = state.remaining
+    remaining = max(state.remaining or 0.0, 0.0)
+    # Less than a minute is no minute to a reader.
+    room = f"{remaining:.0f} minutes are left" if remaining >= 1 else "the budget is spent"
     found = []
     for o in left:
-        reason = f"Deferred: {remaining or 0:.0f} minutes are left, a start with its points takes {state.whole:.0f}, "
+        reason = f"Deferred: {room}, a start with its points takes {state.whole:.0f}, "
         reason += f"and the chance that it is the best is {o.chance:.0%} by what was measured so far."
         found.append({"configuration": o.name, "reason": reason, "chance": o.chance})
     for entry in plan:
         name, said = entry["configuration"]["name"], entry.get("plan") or {}
-        if said.get("verdict") == "rejected" and name not in state.groups:
+        if _rejected(entry) and name not in state.groups:
             found.append({"configuration": name, "reason": said.get("sentence") or "It cannot start.", "chance": None})
     return found
 
 
 def cost(plan: Plan, settings: Settings) -> Cost:
-    """Starts and minutes if everything is tried, and what the confidence adds."""
+    """Starts and minutes if everything is tried, and what the confidence adds; the schedule makes no more starts."""
     state = _State(plan, [], settings, 0.0)
     tried = len(state.candidates)
     minutes = tried * state.whole
     if settings.confidence == "quick" or not tried:
         sentence = f"{tried} starts, about {minutes_told(minutes)}; close calls are not decided (confidence=quick)."
         return Cost(tried, minutes, sentence)
-    repeats = max(settings.baseline_starts - 1, 0) + min(settings.finalists, tried) + 1
-    most = repeats + (settings.looks - 1) * (min(settings.finalists, tried) + 1)
+    most = max(settings.baseline_starts - 1, 0) + state.most_confirmed + state.most_settled
     minutes += most * state.again
     sentence = (
         f"{tried + most} starts, about {minutes_told(minutes)}: {tried} to see each once, "
@@ -141,22 +149,51 @@ class _State:
         self.groups = {found.name: found for found in group(records)}
         self.start_minutes, self.point_minutes = _pace(records, settings)
         self.whole = self.start_minutes + len(settings.ladder) * self.point_minutes
-        self.again = self.start_minutes + min(3, len(settings.ladder)) * self.point_minutes
         if spent is None:
             spent = sum(_minutes(record, self.start_minutes) for record in records)
         budget = settings.budget_minutes
         self.remaining = None if budget is None else budget - spent
-        configurations = [entry["configuration"] for entry in plan]
-        self.baseline = settings.baseline or baseline_of(configurations)
-        self.candidates = [_candidate(e, settings.objective) for e in plan if not _rejected(e)]
+        startable = [entry for entry in plan if not _rejected(entry)]
+        self.candidates = [_candidate(e, settings.objective) for e in startable]
         by = settings.objective
         starts = ranking_starts(list(self.groups.values()), by)
         values = {name: found.mean(by, starts) for name, found in self.groups.items()}
         # Objectives where less is better enter the search upside down.
         self.seen = {name: v if by.more_is_better else 1 / v for name, v in values.items() if v}
         unusable = set(self.groups) - set(self.seen)
+        # What has failed shows no drift: the next root takes its place.
+        configurations = [e["configuration"] for e in startable if e["configuration"]["name"] not in unusable]
+        asked = [c["name"] for c in configurations if c["name"] == settings.baseline]
+        self.baseline = asked[0] if asked else baseline_of(configurations)
+        self.spoken_of = _spoken_of(startable, self.groups)
+        # The best rung and its neighbours, and rungs that hypotheses name.
+        named = {told.concurrency for spoken in self.spoken_of.values() for told in spoken if told.concurrency}
+        self.again = self.start_minutes + min(3 + len(named), len(settings.ladder)) * self.point_minutes
+        finalists = min(settings.finalists, len(self.candidates))
+        self.most_confirmed = finalists + 1
+        self.most_settled = (settings.looks - 1) * finalists
+        self.confirmed = self._confirmed()
         usable = [c for c in self.candidates if c.name not in unusable]
         self.outlooks: list[Outlook] = outlook(usable, self.seen)
+
+    def _confirmed(self) -> int:
+        """Further starts, apart from those that the baseline has anyway, made since everything was tried once.
+
+        Those of before belong to an earlier sweep: they take nothing from what this one may find.
+        """
+        tried = {c.name for c in self.candidates}
+        records = [r for name, found in self.groups.items() if name in tried for r in found.records]
+        # A first start that is tried again keeps the date of its record.
+        explored = max((r.updated_at for r in records if r.start_number == 1), default="")
+        telling = [r for name in tried & self.groups.keys() for r in self.groups[name].telling(self.settings.objective)]
+        later = [r.configuration.name for r in telling if r.start_number > 1 and r.created_at >= explored]
+        others = [name for name in later if name != self.baseline]
+        own = self._starts(self.baseline) if self.baseline else 0
+        return len(others) + min(max(own - self.settings.baseline_starts, 0), len(later) - len(others))
+
+    def _starts(self, name: str) -> int:
+        """Starts that tell the objective, or that it cannot be had; an earlier sweep may have asked for another one."""
+        return len(self.groups[name].telling(self.settings.objective)) if name in self.groups else 0
 
     def explore(self) -> list[Turn]:
         """One start of each configuration not yet tried; the baseline before all others."""
@@ -180,11 +217,10 @@ class _State:
 
     def with_repeats(self, turns: list[Turn]) -> list[Turn]:
         """Put the baseline's further starts half-way and last, and the finalists' second starts between."""
-        baseline = self.groups.get(self.baseline or "")
-        there = len(baseline.records) if baseline else 1
-        if baseline is not None and not baseline.measured:
-            there = self.settings.baseline_starts
-        wanted = [self._again(self.baseline or "", n) for n in range(there + 1, self.settings.baseline_starts + 1)]
+        if self.baseline is None:
+            return turns
+        there = self._starts(self.baseline) or 1
+        wanted = [self._again(self.baseline, n) for n in range(there + 1, self.settings.baseline_starts + 1)]
         left = [turn for turn in turns if turn.purpose == "explore"]
         tried = len(self.groups)
         confirm = self._confirm()
@@ -197,12 +233,21 @@ class _State:
         return [*turns, *confirm, *wanted, *(self._settle() if last_done and not confirm else [])]
 
     def _confirm(self) -> list[Turn]:
-        """A second start of each finalist, and a third of the best of them; the baseline has its own anyway."""
+        """A second start of each finalist, and a third of the best of them; the baseline has its own anyway.
+
+        Second starts change who is a finalist. Once there have been as many as were foreseen, only one that comes to
+        lead has a further start, if the one that was to be quoted has not been made.
+        """
         finalists = [name for name in self.finalists() if name != self.baseline]
-        turns = [self._again(name, 2) for name in finalists if len(self.groups[name].records) < 2]
-        if finalists and len(self.groups[finalists[0]].records) <= CHOOSING_STARTS:
-            turns.append(self._again(finalists[0], CHOOSING_STARTS + 1))
-        return turns
+        if not finalists:
+            return []
+        room = max(self.most_confirmed - self.confirmed, 0)
+        starts = {name: self._starts(name) for name in finalists}
+        best, *others = finalists
+        lead = [self._again(best, n) for n in range(2, CHOOSING_STARTS + 2) if n > starts[best]]
+        behind = [self._again(name, 2) for name in others if starts[name] < 2][: max(room - len(lead), 0)]
+        second = 1 if starts[best] < CHOOSING_STARTS else 0
+        return [*lead[:second], *behind, *lead[second:]][:room]
 
     def finalists(self) -> list[str]:
         """The best so far, and those that a start's noise may have put behind it."""
@@ -216,33 +261,57 @@ class _State:
         from .decide import decide
 
         records = [record for found in self.groups.values() for record in found.records]
-        winner = decide(records, objective=self.settings.objective)["winner"]
+        winner = decide(records, self.settings.objective, looks=self.settings.looks)["winner"]
         if winner is None or winner["verdict"] != "undecided":
             return []
         names = [winner["configuration"], *winner["close"]][: self.settings.finalists]
-        return [
-            self._again(name, len(self.groups[name].records) + 1, "settle")
+        # The winner changes on the way: what others had counts as well.
+        room = self.most_confirmed + self.most_settled - self.confirmed
+        turns = [
+            self._again(name, self._starts(name) + 1, "settle")
             for name in names
-            if len(self.groups[name].records) - 1 < self.settings.looks
+            if self._starts(name) - 1 < self.settings.looks
         ]
+        return turns[: max(room, 0)]
 
-    def _again(self, name: str, number: int, purpose: Literal["confirm", "settle"] = "confirm") -> Turn:
-        rungs = self._rungs_again(self.groups.get(name))
-        minutes = self.start_minutes + len(rungs) * self.point_minutes
-        what = "A second start, to compare." if number <= CHOOSING_STARTS else "A fresh start before it is quoted."
+    def _again(self, name: str, nth: int, purpose: Literal["confirm", "settle"] = "confirm") -> Turn:
+        """The nth start that tells the objective."""
+        rungs, after, points = self._read_again(name)
+        silent = len(self.groups[name].records) - self._starts(name) if name in self.groups else 0
+        number = nth + silent
+        minutes = self.start_minutes + points * self.point_minutes
+        what = "A second start, to compare." if nth <= CHOOSING_STARTS else "A fresh start before it is quoted."
         what = "The baseline again: drift and noise." if name == self.baseline else what
         if purpose == "settle":
-            return Turn(name, number, purpose, rungs, minutes, "Not told apart yet: one more start.")
-        return Turn(name, number, "baseline" if name == self.baseline else "confirm", rungs, minutes, what)
+            return Turn(name, number, purpose, rungs, minutes, "Not told apart yet: one more start.", after)
+        return Turn(name, number, "baseline" if name == self.baseline else "confirm", rungs, minutes, what, after)
 
-    def _rungs_again(self, found: Starts | None) -> tuple[int, ...]:
-        """The rung that counts and its neighbours."""
-        ladder = sorted(self.settings.ladder)
-        rung = found.rung(self.settings.objective) if found else None
-        if rung not in ladder:
-            return tuple(ladder)
-        place = ladder.index(rung)
-        return tuple(ladder[max(0, place - 1) : place + 2])
+    def _read_again(self, name: str) -> tuple[tuple[int, ...], tuple[str, ...], int]:
+        """What a further start measures: (rungs, settings of what follows the ladder, points in all).
+
+        What the objective is read at, and what the hypotheses speak of that it was started for: a verdict from one
+        start is none. A best rung has its neighbours beside it, since it may be another one on another start.
+        """
+        found, ladder = self.groups.get(name), sorted(self.settings.ladder)
+        rungs: set[int] = set()
+        after: dict[str, int] = {}
+        for by in (self.settings.objective, *self.spoken_of.get(name, ())):
+            rung = found.rung(by) if found else by.concurrency
+            if rung is None and by is not self.settings.objective:
+                continue  # no point tells it
+            if by is GOODPUT:
+                # Its open loop is named after the ladder's last rung.
+                rungs.add(ladder[-1])
+                after |= dict.fromkeys(OPEN_LOOP, 0) | {OPEN_LOOP[0]: 1}
+            elif by.long_prompts and found and not found.has_long_prompts:
+                after[BESIDE] = sum(f.get("repeat") == 1 and not _open(f) for f in found.shown.after_ladder)
+            elif rung in ladder:
+                place = ladder.index(rung)
+                rungs |= {rung} if by.concurrency else set(ladder[max(0, place - 1) : place + 2])
+            elif by is self.settings.objective:
+                rungs |= set(ladder)
+        rungs = rungs or {ladder[0]}
+        return tuple(sorted(rungs)), tuple(after), len(rungs) + sum(after.values())
 
     def within_budget(self, turns: list[Turn]) -> list[Turn]:
         """Leave out the explorations that the budget does not hold, keeping room for the repeats behind them."""
@@ -278,6 +347,24 @@ class _State:
         exploring = any(turn.purpose == "explore" for turn in turns)
         most = MOST_RESERVED * (self.settings.budget_minutes or 0.0)
         return min(baseline + (max(confirm, 2 * self.again) if exploring else confirm), most)
+
+
+def _spoken_of(plan: Plan, measured: Iterable[str]) -> dict[str, list[Objective]]:
+    """The objectives that hypotheses speak of, for each side of an experiment that has both."""
+    known = {by.name: by for by in KNOWN}
+    configurations = [entry["configuration"] for entry in plan]
+    there = {*measured, *(c["name"] for c in configurations)}
+    found: dict[str, list[Objective]] = {}
+    for configuration in configurations:
+        if configuration.get("against") in there:
+            spoken_of = [known[claim.objective] for claim in claims(configuration.get("hypothesis"))]
+            for name in (configuration["name"], configuration["against"]):
+                found.setdefault(name, []).extend(spoken_of)
+    return found
+
+
+def _open(further: Mapping[str, Any]) -> bool:
+    return (further.get("workload") or {}).get("rate") is not None
 
 
 def _candidate(entry: Mapping[str, Any], by: Objective) -> Candidate:

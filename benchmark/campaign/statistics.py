@@ -156,18 +156,18 @@ def effect(ours: Sequence[float], theirs: Sequence[float], noise: Noise, more: f
     return Effect(log, error, noise.degrees, (len(ours), len(theirs)))
 
 
-def look_of(starts: int) -> int:
-    """Which look a contender with so many starts is at: the second start brings the first real one."""
-    return max(1, min(LOOKS, starts - 1))
+def look_of(starts: int, looks: int) -> int:
+    """Which of so many looks a contender is at: the second start brings the first real one."""
+    return max(1, min(looks, starts - 1))
 
 
-def look_error(look: int) -> float:
-    """The part of ERROR that a look may spend: ERROR x (sqrt(k/4) - sqrt((k-1)/4)).
+def look_error(look: int, looks: int) -> float:
+    """The part of ERROR that one of so many looks may spend: ERROR x (sqrt(k/n) - sqrt((k-1)/n)); all of it, if one.
 
-    Half goes to the first look, where most campaigns end. Source: the power family of spending functions (Kim and
+    Half of four goes to the first, where most campaigns end. Source: the power family of spending functions (Kim and
     DeMets, 1987) with exponent 1/2; looks are treated as separate tests (Bonferroni), which is never too bold.
     """
-    return ERROR * (math.sqrt(look / LOOKS) - math.sqrt((look - 1) / LOOKS))
+    return ERROR * (math.sqrt(look / looks) - math.sqrt((look - 1) / looks))
 
 
 def holm_levels(tails: Sequence[float], errors: Sequence[float], contenders: int | None = None) -> list[float]:
@@ -191,11 +191,14 @@ def holm_levels(tails: Sequence[float], errors: Sequence[float], contenders: int
 
 
 def verdict(low: float, high: float, *, more_is_better: bool = True) -> str:
-    """`better`, `worse`, `tie` or `undecided`, from the interval of a ratio."""
-    if low > 1 or high < 1:
-        return "better" if (low > 1) == more_is_better else "worse"
+    """`better`, `worse`, `tie` or `undecided`, from the interval of a ratio.
+
+    What lies inside +-2 % is a tie, also where it leaves out 1: so small a difference is no reason to prefer anything.
+    """
     if low >= 1 - TIE and high <= 1 + TIE:
         return "tie"
+    if low > 1 or high < 1:
+        return "better" if (low > 1) == more_is_better else "worse"
     return "undecided"
 
 

@@ -51,10 +51,10 @@ class Campaign:
     def about(self) -> dict[str, Any]:
         """campaign.json: {"name", "model", "configurations": [in the order of the catalogue], ...}."""
         try:
-            return msgspec.json.decode((self.folder / "campaign.json").read_bytes())
+            return msgspec.json.decode((self.folder / "campaign.json").read_bytes(), type=dict[str, Any])
         except FileNotFoundError:
             return {"name": self.name}
-        except msgspec.DecodeError as error:
+        except msgspec.MsgspecError as error:
             raise StoreError(f"{self.folder}/campaign.json is not JSON: {error}. Delete it and sweep again.") from error
 
     def open(self, about: dict[str, Any]) -> None:
@@ -108,6 +108,8 @@ class Campaign:
         Returns:
             Where what was broken lies now.
         """
+        from .turns import SweepError, kept_sweep
+
         moved = []
         with self.locked():
             for path in sorted(self.folder.glob("*/*/*/record.json")):
@@ -116,13 +118,15 @@ class Campaign:
                 except rec.RecordError:
                     moved.append(_set_aside(path))
                     self._restored(path)
-            for path in (self.folder / "campaign.json", *sorted(self.folder.glob("*/sweep.json"))):
+            for path in sorted(self.folder.glob("*/sweep.json")):
                 try:
-                    readable = not path.exists() or isinstance(msgspec.json.decode(path.read_bytes()), dict)
-                except msgspec.DecodeError:
-                    readable = False
-                if not readable:
+                    kept_sweep(path.read_bytes())
+                except SweepError:
                     moved.append(_set_aside(path))
+            try:
+                self.about()
+            except StoreError:
+                moved.append(_set_aside(self.folder / "campaign.json"))
         return moved
 
     def records(self) -> list[rec.Record]:
@@ -163,10 +167,15 @@ class Campaign:
         return self.folder / record.host.name / record.configuration.name / record.folder_name
 
     def sweeps(self) -> list[HostSweep]:
-        """The last sweep of each host, as far as it has come."""
-        from .turns import asked_for  # keeping a record needs nothing of it
+        """The last sweep of each host, as far as it has come; without one whose file was spoiled, which its next sweep
+        sets aside."""
+        from .turns import SweepError, kept_sweep  # keeping a record needs nothing of it
 
-        return [asked_for(path.read_bytes()) for path in sorted(self.folder.glob("*/sweep.json"))]
+        found = []
+        for path in sorted(self.folder.glob("*/sweep.json")):
+            with contextlib.suppress(SweepError):
+                found.append(kept_sweep(path.read_bytes()))
+        return found
 
     def sweep(self, host: str) -> HostSweep:
         """The sweep of one host.
@@ -174,12 +183,12 @@ class Campaign:
         Raises:
             StoreError: none was opened.
         """
-        from .turns import asked_for
+        from .turns import kept_sweep
 
         path = self.folder / host / "sweep.json"
         if not path.exists():
             raise StoreError(f"There is no sweep of {host} at {path}; open it first.")
-        return asked_for(path.read_bytes())
+        return kept_sweep(path.read_bytes())
 
     def keep_sweep(self, sweep: HostSweep) -> None:
         if not _NAME.fullmatch(sweep.host):
@@ -220,6 +229,7 @@ class Campaign:
                     os.fsync(stream.fileno())
                 Path(name).chmod(0o644)
                 Path(name).replace(path)
+                _flush_names(path.parent)
             except BaseException:
                 Path(name).unlink(missing_ok=True)
                 raise
@@ -227,6 +237,24 @@ class Campaign:
             raise StoreError(
                 f"{path} cannot be written: {error.strerror}. What was there before is still there."
             ) from error
+
+    def arrived(self, path: Path) -> bool:
+        """Give a raw file that was fetched as `part_of(path)` its name, once it is on disk; False: it was not fetched.
+
+        Raises:
+            StoreError: it would lie outside the campaign's folder.
+        """
+        part = part_of(path)
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise StoreError(f"{path} is not below {self.folder}.")
+        try:
+            with part.open("rb") as stream:
+                os.fsync(stream.fileno())
+            part.replace(path)
+            _flush_names(path.parent)
+        except FileNotFoundError:
+            return False
+        return True
 
     def report_age(self) -> float:
         """Seconds since the report was written; infinite where there is none, or one of a time to come."""
@@ -243,6 +271,20 @@ class Campaign:
         with (self.folder / ".lock").open("w") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
+
+
+def part_of(path: Path) -> Path:
+    """What a raw file is called on its way: a controller that is killed leaves it, and it is fetched anew."""
+    return path.with_name(f".{path.name}.part")
+
+
+def _flush_names(folder: Path) -> None:
+    """A renamed file is there after a power cut only when its folder is on disk too."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _set_aside(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -51,10 +52,13 @@ class Event:
 class Sweep:
     """Folds events into turns. `take` answers what is new, so that a plain log needs no state of its own."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, forks: int = 5) -> None:
+        """`forks`: how many hosts Ansible looks after at a time."""
         self.turns: dict[tuple[str, str], Turn] = {}
         self.folder: str | None = None
         self.errors: list[str] = []
+        self.serving: dict[str, list[str]] = {}
+        """host -> units that serve, where the playbook stopped because of them."""
         self.hosts_seen = False
         self.installing = False
         self.tokens: dict[str, str] = {}
@@ -62,8 +66,10 @@ class Sweep:
         self.foreseen: set[str] = set()
         self._left: dict[str, tuple[float, float]] = {}
         """host -> (seconds left, told when)."""
-        self._clock = clock
+        self._clock, self._forks = clock, max(forks, 1)
         self._current: dict[str, str] = {}
+        self._would_stop: dict[str, list[str]] = {}
+        self._under_way: set[str] = set()
 
     def take(self, event: Mapping[str, Any]) -> list[Event]:
         data = event.get("event_data") or {}
@@ -82,6 +88,7 @@ class Sweep:
                 return self._failed(host, data, result)
             case "runner_on_unreachable":
                 text = f"{host} cannot be reached: {result.get('msg', 'no reason given')}"
+                self._lost(host)
                 self.errors.append(text)
                 return [Event(text)]
         return []
@@ -90,9 +97,21 @@ class Sweep:
         return [turn for turn in self.turns.values() if turn.over]
 
     def seconds_left(self) -> float | None:
-        """Until the last host is through, by what the schedule foresees; None before it was asked."""
+        """Until the last host is through, by what the schedules foresee; None before one was asked.
+
+        A host that waits for one of Ansible's forks begins when another host is through.
+        """
+        if not self._left:
+            return None
         now = self._clock()
-        return max((max(0.0, left - (now - told)) for left, told in self._left.values()), default=None)
+        begun = [max(0.0, left - (now - told)) for host, (left, told) in self._left.items() if host in self._under_way]
+        free = sorted(begun, reverse=True)[: self._forks]
+        free += [0.0] * (self._forks - len(free))
+        heapq.heapify(free)
+        for host, (left, _) in self._left.items():
+            if host not in self._under_way:
+                heapq.heapreplace(free, free[0] + left)
+        return max(free)
 
     def best(self) -> Turn | None:
         return max((turn for turn in self.turns.values() if turn.peak), key=lambda turn: turn.peak or 0, default=None)
@@ -104,6 +123,9 @@ class Sweep:
         facts = result.get("ansible_facts") or {}
         if "sweep_token" in facts:
             self.tokens[host] = str(facts["sweep_token"])
+            self._under_way.add(host)
+        if "would_stop" in facts:
+            self._would_stop[host] = list(facts["would_stop"])
         answer = _answer(result)
         task = str(data.get("task") or "")
         if answer is None:
@@ -152,6 +174,7 @@ class Sweep:
 
     def _next(self, host: str, answer: Mapping[str, Any]) -> list[Event]:
         self._left[host] = (answer["minutes"] * 60, self._clock())
+        self._under_way.add(host)
         self.folder = answer["folder"]
         if not answer["turn"]:
             return []
@@ -236,6 +259,8 @@ class Sweep:
         return [Event(_line(turn), turn)]
 
     def _failed(self, host: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> list[Event]:
+        if "Ask | may it be stopped" in str(data.get("task") or ""):
+            self.serving[host] = self._would_stop.get(host, [])
         answer = _answer(result) or {}
         text = answer.get("error") or answer.get("failure") or result.get("msg") or "failed"
         if isinstance(text, Mapping):
@@ -245,8 +270,14 @@ class Sweep:
             # Rescued: the turn ends as failed, and says so when its record is closed.
             turn.sentence = str(text)
             return []
+        self._lost(host)
         self.errors.append(f"{host}: {text}")
         return [Event(f"{host}  {text}")]
+
+    def _lost(self, host: str) -> None:
+        """A host that takes no part any more, before its turn came, has no time left to wait for."""
+        if host not in self._under_way:
+            self._left.pop(host, None)
 
 
 def _answer(result: Mapping[str, Any]) -> dict[str, Any] | None:

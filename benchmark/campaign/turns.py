@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..load.further import OPEN
+from ..load.workload import NAMED
 from . import schedule
-from .objectives import PEAK, SINGLE_STREAM, objective
+from .objectives import GOODPUT, LONG_PROMPT_TOKENS, PEAK, SINGLE_STREAM, objective
 from .record import CampaignError, Record
 
 Retry = Literal["may_pass", "failed", "all", "none"]
@@ -93,7 +95,21 @@ class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked_for(text: bytes) -> HostSweep:
-    """A sweep from JSON.
+    """A sweep that is asked for, from JSON.
+
+    Raises:
+        SweepError: a setting that does not exist, one out of its range, or an objective that nothing would tell.
+    """
+    sweep = kept_sweep(text)
+    if why := _not_measured(sweep):
+        raise SweepError(why)
+    if sweep.asked.budget_minutes is not None and sweep.asked.budget_minutes <= 0:
+        raise SweepError(f"A budget of {sweep.asked.budget_minutes:g} minutes holds nothing; say -e budget=120.")
+    return sweep
+
+
+def kept_sweep(text: bytes) -> HostSweep:
+    """A sweep as it was kept, from JSON.
 
     Raises:
         SweepError: a setting that does not exist, or one out of its range.
@@ -103,9 +119,38 @@ def asked_for(text: bytes) -> HostSweep:
         sweep.settings()
     except (msgspec.MsgspecError, ValueError) as error:
         raise SweepError(f"This sweep cannot be: {error}") from error
-    if sweep.asked.budget_minutes is not None and sweep.asked.budget_minutes <= 0:
-        raise SweepError(f"A budget of {sweep.asked.budget_minutes:g} minutes holds nothing; say -e budget=120.")
     return sweep
+
+
+def _not_measured(sweep: HostSweep) -> str:
+    """Why no point of this sweep would tell its objective, and what to ask for; empty where one does."""
+    by, ladder = sweep.settings().objective, sorted(sweep.asked.ladder)
+    if by.concurrency is not None and by.concurrency not in ladder:
+        rungs = ",".join(map(str, sorted({by.concurrency, *ladder})))
+        return (
+            f"The objective {by.name} is read at concurrency {by.concurrency}, which is not on the ladder: "
+            f"say -e concurrencies={rungs}."
+        )
+    known = list(sweep.fingerprints.values())
+    if not known:
+        return ""  # nothing is to be started, or a dry run has not asked the host
+    after = {name for found in known for name, _, repeat in found.further if repeat == 1}
+    if by.name == GOODPUT.name and not any(name.endswith(OPEN) for name in after):
+        return (
+            "The objective goodput is read from an open loop, and none is measured: say at how many requests a second "
+            "and under which limits, such as -e rate=2 -e ttft_limit=2 -e tpot_limit=0.05."
+        )
+    works = [found.of["workload"] for found in known if isinstance(found.of.get("workload"), dict)]
+    lengths = [work.get("prompt_tokens") for work in works]
+    beside = [NAMED[name].prompt_tokens if name in NAMED else None for name in after if not name.endswith(OPEN)]
+    told = [tokens for tokens in (*lengths, *beside) if isinstance(tokens, int)]
+    # A workload of the user's own beside the ladder is not known here.
+    if by.long_prompts and works and None not in beside and max(told, default=0) < LONG_PROMPT_TOKENS:
+        return (
+            f"The objective {by.name} is read from prompts of {LONG_PROMPT_TOKENS:,} tokens and more, and none is "
+            "measured: say -e workload=long_prompt, or name one in sglang_benchmark_further."
+        )
+    return ""
 
 
 def opened(sweep: HostSweep, records: Iterable[Record], now: dt.datetime) -> HostSweep:
@@ -132,7 +177,8 @@ def _own(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
 
 def counting(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
     """The records that need no turn any more: complete ones of earlier sweeps, and whatever this sweep has tried."""
-    made = {(t.configuration, t.start_number) for t in sweep.taken}
+    records = list(records)
+    made = _made(sweep, records)
     found = []
     for record in _own(sweep, records):
         name, number = record.configuration.name, record.start_number - sweep.before.get(record.configuration.name, 0)
@@ -143,6 +189,22 @@ def counting(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
     # Where the first start has to go on, it comes before what followed it.
     begun = {record.configuration.name for record in found if record.start_number == 1}
     return [record for record in found if record.configuration.name in begun]
+
+
+def _made(sweep: HostSweep, records: Iterable[Record]) -> set[tuple[str, int]]:
+    """The starts that this sweep has tried for good: (configuration, start number).
+
+    One that failed in a way that may pass another time is tried once more in the same sweep, and not twice.
+    """
+    turns = [(t.configuration, t.start_number) for t in sweep.taken]
+    if sweep.asked.retry == "none":
+        return set(turns)
+    again = {
+        (r.configuration.name, r.start_number)
+        for r in _own(sweep, records)
+        if r.outcome == "failed" and r.failure is not None and r.failure.may_pass
+    }
+    return {turn for turn in turns if turn not in again or turns.count(turn) > 1}
 
 
 def _stands(sweep: HostSweep, record: Record) -> bool:
@@ -175,7 +237,7 @@ class Outlook:
 def look(sweep: HostSweep, records: Sequence[Record], now: dt.datetime) -> Outlook:
     """Where the sweep stands; the first turn is next, the rest may change."""
     there, settings, spent = counting(sweep, records), sweep.settings(), _spent(sweep, now)
-    made = {(t.configuration, t.start_number) for t in sweep.taken}
+    made = _made(sweep, records)
     turns = [
         dataclasses.replace(turn, start_number=turn.start_number + sweep.before.get(turn.configuration, 0))
         for turn in schedule.next_turns(sweep.scheduled(), there, settings, spent)
@@ -210,8 +272,9 @@ def told(sweep: HostSweep, records: Sequence[Record], turn: schedule.Turn) -> di
 
 
 def most_turns(sweep: HostSweep) -> int:
-    """No sweep of this plan makes more starts."""
-    return schedule.cost(sweep.scheduled(), sweep.settings()).starts
+    """No sweep of this plan makes more starts, each of them tried twice."""
+    tries = 1 if sweep.asked.retry == "none" else 2
+    return tries * schedule.cost(sweep.scheduled(), sweep.settings()).starts
 
 
 def kept(sweep: HostSweep, records: Sequence[Record]) -> list[dict[str, Any]]:

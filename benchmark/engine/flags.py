@@ -196,6 +196,25 @@ def flag_arguments(key: str, value: Any, release: str) -> list[str]:
     return [flag, _scalar(flag, value, spec)]
 
 
+def is_default(key: str, value: Any, release: str) -> bool:
+    """Whether a setting spells out what the release does without it: {"pp_size": 1}, or a switch that is off.
+
+    Where the engine chooses for itself (its parser's default is None) no value is its default.
+
+    Raises:
+        FlagError: the release cannot be placed among the known ones.
+    """
+    if value is None or value is False:
+        return True
+    spec = flag_table(release).get(flag_name(key)) or {}
+    default = spec.get("default")
+    if default is None or isinstance(value, bool) != isinstance(default, bool):
+        return False
+    if spec["kind"] == "int":
+        value = human_integer(value)
+    return bool(value == default or str(value) == str(default))
+
+
 def _refuse_secret(name: str, key: str, value: Any) -> None:
     if value is None:
         return

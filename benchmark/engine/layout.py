@@ -128,3 +128,23 @@ def _width(engine: Mapping[str, Any], keys: tuple[str, ...]) -> int:
             except (OverflowError, TypeError, ValueError):
                 raise ValueError(f"{key} must be a whole number; it is {value!r}.") from None
     return 1
+
+
+def gpu_places(engine: Mapping[str, Any], environment: Mapping[str, Any]) -> list[int] | None:
+    """Indices (of NVML and nvidia-smi) of the GPUs that a configuration takes on a host.
+
+    Args:
+        engine: the configuration's flags.
+        environment: of its process; CUDA_VISIBLE_DEVICES counts.
+
+    Returns:
+        None where they are named by UUID: any may be among them.
+    """
+    named = str(environment.get("CUDA_VISIBLE_DEVICES") or "")
+    visible = [part.strip() for part in named.split(",") if part.strip()]
+    if not all(part.isdecimal() for part in visible):
+        return None
+    layout = Layout.from_engine(engine)
+    first, step = int(engine.get("base_gpu_id") or 0), int(engine.get("gpu_id_step") or 1)
+    places = range(first, first + step * (layout.gpus // layout.nnodes), step)
+    return [int(visible[place]) for place in places if place < len(visible)] if visible else list(places)

@@ -8,10 +8,24 @@ from typing import Any
 
 _NAME = re.compile(
     r"(^|[-_])(api[-_]?key|access[-_]?key|private[-_]?key|secret([-_]key)?|passw(or)?d|passphrase|credentials?"
-    r"|authorization|(?<!per[-_])(?<!first[-_])token)$",
+    r"|authorization|(?<!per[-_])(?<!first[-_])token)$|(api[-_]?key|secret|passw(or)?d)$",
     re.IGNORECASE,
 )
-_CREDENTIALS = re.compile(r"\w+://[^/@\s]+@")
+_CREDENTIALS = re.compile(r"(\w+://)[^/@\s]+@")
+
+REMOVED = "REMOVED"
+"""What stands where a secret stood."""
+_FLAG = re.compile(r"""(?<![\w-])(--?[A-Za-z][\w-]{0,200})(?:\s+|["'],\s*)(?!--)""")
+_NAMED = re.compile(r"""(?<![\w-])-{0,2}([A-Za-z_][\w-]{0,200})\\?["']?\s*[=:]\s*""")
+_VALUE = re.compile(
+    r"""(?P<escaped>\\"[^"\\]*\\")|(?P<double>"(?:[^"\\]|\\.)*")|(?P<single>'(?:[^'\\]|\\.)*')"""
+    r"""|(?:Basic|Bearer|Digest|Token|Negotiate)\s+[^\s,"']+|[^\s,"']+"""
+)
+_BY_ITSELF = re.compile(
+    r"\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[opsu]_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,}"
+    r"|(?:Bearer|Basic)\s+[\w.~+/=-]{6,})"
+)
+_NOTHING = ("None", "null", "True", "False", "true", "false", "''", '""')
 
 FLAGS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 """Flags of the engine that hold a secret, which it shows in its log, its process list and /server_info."""
@@ -33,3 +47,33 @@ def secret_variable(environment: Mapping[str, Any]) -> str | None:
         (str(name) for name, value in environment.items() if is_secret(str(name)) or has_credentials(value)),
         None,
     )
+
+
+def masked(text: str) -> str:
+    """Free text (a log line, a command line, an answer) without the values of what is named like a secret.
+
+    Flags and variables in each spelling (`--x v`, `--x=v`, `X=v`, `"x": "v"`, `X-Api-Key: v`), credentials in a URL,
+    and what looks like a token by itself. Counts of tokens stay: `#new-token: 8192`.
+    """
+    for pattern in (_FLAG, _NAMED):
+        text = _without_values(pattern, text)
+    text = _CREDENTIALS.sub(rf"\g<1>{REMOVED}@", text)
+    return _BY_ITSELF.sub(REMOVED, text)
+
+
+def _without_values(pattern: re.Pattern[str], text: str) -> str:
+    """The text with REMOVED for the value behind each name that the pattern finds and that is a secret's."""
+    parts, done = [], 0
+    for found in pattern.finditer(text):
+        name, value = found[1], _VALUE.match(text, found.end())
+        if found.start() < done or value is None or not is_secret(name) or _tells_nothing(name, value[0]):
+            continue
+        quote = {"escaped": '\\"', "double": '"', "single": "'"}.get(value.lastgroup or "", "")
+        parts += [text[done : value.start()], quote, REMOVED, quote]
+        done = value.end()
+    return "".join([*parts, text[done:]])
+
+
+def _tells_nothing(name: str, value: str) -> bool:
+    count = name.lower().endswith("token") and value.strip("()[]{}").replace(".", "", 1).isdigit()
+    return count or value in _NOTHING or value.strip("\\\"'").startswith(REMOVED)

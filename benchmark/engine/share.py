@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .nodes import count
+
 
 def baseline_of(configurations: Iterable[Mapping[str, Any]]) -> str | None:
     """The root that most others are held against, by one step or several; the first if none is."""
@@ -18,6 +20,18 @@ def baseline_of(configurations: Iterable[Mapping[str, Any]]) -> str | None:
             root = str(above)
         counted[root] += 1
     return max(counted, key=lambda name: counted[name]) if counted else None
+
+
+def gpu_kind(gpus: Any) -> dict[str, list[str]]:
+    """What of a host's GPUs (as the verb `observe` tells them) another host must have too to be one of its kind.
+
+    Their addresses, their UUIDs and what is in use differ between any two hosts.
+    """
+    told = [gpu for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, Sequence) else []
+    return {
+        "names": sorted(str(gpu.get("name")) for gpu in told),
+        "drivers": sorted({str(gpu.get("driver")) for gpu in told}),
+    }
 
 
 def share(
@@ -40,3 +54,13 @@ def share(
         # What no host can run is told by one of them.
         shares[min(able or hosts, key=lambda host: len(shares[host]))].append(name)
     return {host: sorted(mine, key=[baseline, *names].index) for host, mine in shares.items()}
+
+
+def shared_plan(
+    plan: Sequence[Mapping[str, Any]], hosts: Sequence[str], host: str, nodes: Mapping[str, int] | None = None
+) -> list[Mapping[str, Any]]:
+    """A host's part of a plan (engine/sweep.py) that alike hosts share; what cannot start is no common baseline."""
+    startable = [entry["configuration"] for entry in plan if entry["verdict"] != "rejected"]
+    needs = {entry["name"]: count(entry["configuration"]) for entry in plan}
+    mine = share([entry["name"] for entry in plan], hosts, baseline_of(startable), needs, nodes)[host]
+    return [entry for entry in plan if entry["name"] in mine]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,52 +49,17 @@ def plan(
     host = _host(setting)
     calibration = None
     if setting.get("campaigns") and shape and host:
-        calibration = _calibration(read_records(Path(setting["campaigns"])), shape, host, setting)
+        calibration = from_campaigns(
+            read_records(Path(setting["campaigns"])),
+            shape,
+            host,
+            setting["release"],
+            simulated=str(setting.get("simulated", False)).lower() in ("true", "yes", "on", "1"),
+            host_name=str(setting.get("host") or ""),
+        )
     wanted_names = runnable_names(merged, wanted)
     entries = [_entry(resolve(name, merged), shape, host, setting, calibration) for name in wanted_names]
     return sorted(entries, key=lambda entry: entry["verdict"] == "doubtful")
-
-
-def corrected(
-    planned: Sequence[Mapping[str, Any]], records: Iterable[Mapping[str, Any]], setting: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """A plan's entries in their order, with what the sweep has measured so far.
-
-    Args:
-        planned: as `plan` returned them.
-        records: of this host, as JSON objects, finished or not.
-        setting: as for `plan`.
-
-    Returns:
-        Entries whose "plan" (memory, speed, calibrated_on) is predicted anew; verdicts and sentences stay, for they
-        decided what runs. All as they were where nothing can be learned.
-    """
-    shape = known_model(setting.get("model"), setting.get("model_config"))
-    host = _host(setting)
-    calibration = None
-    if shape and host:
-        calibration = _calibration((("this sweep", record) for record in records), shape, host, setting)
-    if calibration is None:
-        return [dict(entry) for entry in planned]
-    return [
-        {**entry, "plan": _entry(entry["configuration"], shape, host, setting, calibration)["plan"]}
-        if entry["verdict"] != "rejected"
-        else dict(entry)
-        for entry in planned
-    ]
-
-
-def _calibration(
-    kept: Iterable[tuple[str, Mapping[str, Any]]], shape: ModelShape, host: Host, setting: Mapping[str, Any]
-) -> Calibration | None:
-    return from_campaigns(
-        kept,
-        shape,
-        host,
-        setting["release"],
-        simulated=str(setting.get("simulated", False)).lower() in ("true", "yes", "on", "1"),
-        host_name=str(setting.get("host") or ""),
-    )
 
 
 def command_lines(planned: Sequence[Mapping[str, Any]], release: str, own: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -45,7 +45,7 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     """What runs here, what it holds, who is at the port. Changes nothing."""
     import getpass
 
-    from . import engine_http, failures, gpus, processes
+    from . import engine_http, failures, gpus, holding, processes
     from .services import configuration_of
     from .serving import running, serving_units
 
@@ -78,6 +78,7 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         "gpus": gpus.summary(devices) or "no GPU",
         "port": {"number": settings.port, "holders": None if holders is None else [str(h) for h in holders]},
         "lease": lease.current(settings),
+        "held_by": holding.held_by(settings),
         "last_failure": failures.last(settings, manager),
         "allreduce": _allreduces(settings),
     }
@@ -102,16 +103,19 @@ def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         seconds=options.seconds,
         node=options.node,
         anew=options.anew,
+        sweep=options.sweep,
+        gpus=[int(place) for place in options.gpus.split(",")] if options.gpus else None,
     )
 
 
 def _stop(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     from .switch import switch
 
-    answer = switch(settings, None, "", options.token, yields=options.yields)
+    if options.interrupt:
+        # Whoever says so does not want the sweep's guard to start again what served before it.
+        lease.forget(settings)
+    answer = switch(settings, None, "", options.token, yields=options.yields, sweep="")
     if answer["phase"] == "stopped":
-        # Whoever says stop does not want a guard to start again what served before a sweep.
-        lease.drop(settings)
         manager_for(settings).release()
     return answer
 
@@ -119,7 +123,7 @@ def _stop(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 def _restore(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     from .rollback import restore
 
-    return restore(settings, options.units, options.token)
+    return restore(settings, options.units, options.token, sweep=options.sweep)
 
 
 def _sweep_begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -154,8 +158,9 @@ def _workload(settings: Settings, options: argparse.Namespace) -> dict[str, Any]
 
 
 def _begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    from . import records
+    from . import holding, records
 
+    holding.claim(settings, options.sweep)
     return records.begin(settings, _standard_input())
 
 
@@ -186,9 +191,10 @@ def _died(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    from . import failures, records, watch
+    from . import failures, holding, records, watch
     from .switch import death
 
+    holding.claim(settings, options.sweep)
     said = _standard_input()
     failure = said["failure"]
     if failure.get("kind") == "point_failed":
@@ -212,8 +218,9 @@ def _promoted(settings: Settings, options: argparse.Namespace) -> dict[str, Any]
 
 
 def _promote_begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    from . import promotion
+    from . import holding, promotion
 
+    holding.claim(settings, "")
     return {"before": promotion.prepare(settings, options.configuration, options.fingerprint, options.yields)}
 
 
@@ -303,6 +310,9 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("configuration", nargs="?")
         verb.add_argument("--fingerprint", default="")
         verb.add_argument("--token", default="")
+        verb.add_argument("--gpus", default="", help="indices of those that the configuration takes, such as 0,1,2,3")
+        verb.add_argument("--sweep", default="", help="the token of the sweep that asks")
+        verb.add_argument("--interrupt", action="store_true", help="end the sweep that holds the host")
         verb.add_argument("--owner", default="")
         verb.add_argument("--after", choices=("previous", "winner", "stopped"))
         verb.add_argument("--facts", type=Path, help="the folder of host facts")

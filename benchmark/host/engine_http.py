@@ -5,16 +5,23 @@ By the standard library: a verb asks one or two questions, and a client library 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import math
+import socket
+import threading
 from typing import Any, Literal
 
+from ..engine.secrets import masked
 from .settings import Settings
 
 Health = Literal["refused", "starting", "healthy", "unhealthy"]
 
 _SECONDS = 3.0
 _GENERATE_SECONDS = 6.0
+_MOST_BYTES = 4 << 20
+"""Of an answer; /server_info of a large engine has some tens of KiB."""
 
 
 def base_url(settings: Settings) -> str:
@@ -38,10 +45,11 @@ def generates(settings: Settings) -> str | None:
     body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}}
     try:
         status, text = _ask(settings, "POST", "/generate", body, seconds=_GENERATE_SECONDS)
-        tokens = json.loads(text).get("meta_info", {}).get("completion_tokens") if status < 400 else None
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        told = json.loads(text) if status < 400 else None
+        tokens = _of(_of(told, "meta_info"), "completion_tokens")
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         return f"{type(error).__name__}: {error}"
-    return None if tokens else f"HTTP {status}: {text[:200].decode(errors='replace')}"
+    return None if _number(tokens) and tokens else masked(f"HTTP {status}: {text[:200].decode(errors='replace')}")
 
 
 def server_info(settings: Settings) -> dict[str, Any]:
@@ -54,11 +62,31 @@ def loads(settings: Settings) -> dict[str, Any]:
     return _json(settings, "/v1/loads") or {}
 
 
+def memory(settings: Settings) -> dict[str, float]:
+    """The first rank's memory, as /v1/loads tells it: those of {"weight_gb", "kv_cache_gb", "graph_gb",
+    "token_capacity"} that are numbers."""
+    told = loads(settings).get("loads")
+    first = told[0] if isinstance(told, list) and told else None
+    named = _of(first, "memory")
+    return {key: value for key, value in named.items() if _number(value)} if isinstance(named, dict) else {}
+
+
+def _of(mapping: Any, key: str) -> Any:
+    return mapping.get(key) if isinstance(mapping, dict) else None
+
+
+def _number(value: Any) -> bool:
+    """Whether it is a size or a count: JSON as Python reads it has NaN and Infinity too."""
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value < 1e15
+    )
+
+
 def _json(settings: Settings, path: str) -> dict[str, Any] | None:
     try:
         status, text = _ask(settings, "GET", path)
         found = json.loads(text) if status < 400 else None
-    except (OSError, http.client.HTTPException, ValueError):
+    except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -74,14 +102,37 @@ def _ask(
 
     Raises:
         ConnectionError: nobody listens, or whoever does hangs up.
-        OSError, HTTPException: no answer in time (seconds without a byte), or one that is not HTTP.
+        OSError, HTTPException: no whole answer in time, one that is too long, or one that is not HTTP.
     """
-    connection = http.client.HTTPConnection(_host(settings), settings.port, timeout=seconds or _SECONDS)
+    seconds = seconds or _SECONDS
+    connection = http.client.HTTPConnection(_host(settings), settings.port, timeout=seconds)
+    over = threading.Event()
+    connection.connect()
+    # The socket's own limit is one between two bytes: an answer that drips would outlast it.
+    limit = threading.Timer(seconds, _hang_up, (connection.sock, over))
+    limit.daemon = True
+    limit.start()
     try:
         content = None if body is None else json.dumps(body)
         headers = {} if body is None else {"Content-Type": "application/json"}
         connection.request(method, path, content, headers)
         answer = connection.getresponse()
-        return answer.status, answer.read()
+        text = answer.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise http.client.HTTPException(f"the answer is longer than {_MOST_BYTES >> 20} MiB")
+        if over.is_set():
+            raise TimeoutError(f"no whole answer within {seconds:g} s")
+        return answer.status, text
+    except (OSError, http.client.HTTPException):
+        if over.is_set():
+            raise TimeoutError(f"no whole answer within {seconds:g} s") from None
+        raise
     finally:
+        limit.cancel()
         connection.close()
+
+
+def _hang_up(connected: socket.socket, over: threading.Event) -> None:
+    over.set()
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)

@@ -26,6 +26,7 @@ class Start(TypedDict, total=False):
     started_at: float
     ready_seconds: float
     log_offset: int
+    gpus: list[int] | None
     began: dict[str, Any]
     stages: dict[str, float]
 
@@ -35,6 +36,8 @@ class Switch(TypedDict, total=False):
     phase: str
     changed: bool
     stopped: list[str]
+    gpus: list[int] | None
+    judged: list[int] | None
     progress: dict[str, Any]
     start: dict[str, Any]
     failure: dict[str, Any] | None

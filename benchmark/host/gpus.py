@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -147,6 +147,14 @@ def parse_activity(text: str) -> list[Busy]:
             )
         )
     return found
+
+
+_Placed = TypeVar("_Placed", Gpu, Busy)
+
+
+def among(found: list[_Placed], places: list[int] | None) -> list[_Placed]:
+    """Those of these indices; all where none are said."""
+    return found if places is None else [gpu for gpu in found if gpu.index in places]
 
 
 def holders(settings: Settings) -> list[Holder]:

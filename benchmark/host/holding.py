@@ -6,7 +6,9 @@ unit of the host itself, ends the sweep and brings back what the lease remembers
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import sys
 import time
 from typing import Any
 
@@ -51,6 +53,61 @@ def begin(settings: Settings, token: str, owner: str, after: str, yields: list[s
     return {"previous": previous, "after": after}
 
 
+def claim(settings: Settings, sweep: str | None) -> None:
+    """Go on only where the host is no other's.
+
+    `sweep` is the token of the sweep that asks, "" for whoever is none; None for who gives the host back, and may. A
+    sweep's own lease is renewed. One that was ended by the guard while its controller slept is taken again, unless
+    somebody else has the host by now.
+
+    Raises:
+        HostError: another sweep holds the host, or this one does no longer.
+    """
+    if sweep is None:
+        lease.renew(settings)
+        return
+    guarded = False
+    with lease.exclusive(settings):
+        held = lease.current(settings)
+        mine = bool(sweep) and held is not None and held["token"] == sweep
+        if held is not None and (not mine or held.get("ending")):
+            guarded = not lease.alive(settings, held)
+        elif mine:
+            lease.keep(settings, held)
+            return
+        elif not sweep:
+            return
+        elif (own := lease.ended(settings, sweep)) is not None:
+            lease.take(settings, own | {"began_at": time.time()})
+            held, guarded = None, True
+    if guarded:
+        # After a boot, under supervisor, nobody else starts it.
+        manager_for(settings).start(GUARD_UNIT)
+    if held is not None:
+        raise HostError(_held(settings, held, sweep, mine=mine))
+    if not guarded:
+        raise HostError("This sweep holds the host no longer: it was stopped here (playbooks/stop.yml). Sweep again.")
+
+
+def held_by(settings: Settings) -> str | None:
+    """Whose sweep holds this host, and what to do then; None: nobody's."""
+    held = lease.current(settings)
+    return None if held is None else _held(settings, held, "", mine=False)
+
+
+def _held(settings: Settings, held: dict[str, Any], sweep: str, *, mine: bool) -> str:
+    if mine:
+        return "This sweep was silent for too long, and the host is being given back. Sweep again."
+    silence = clock.since(held.get("renewed"))
+    heard = f"heard of {silence:.0f} s ago" if silence < float("inf") else "not heard of since the host was booted"
+    if not lease.alive(settings, held):
+        then = "The host is being given back: try again in a while"
+    else:
+        then = f"Wait for it (a sweep that was killed lets go after {settings.lease_seconds:.0f} s of silence)"
+    who = "Another sweep" if sweep else "A sweep"
+    return f"{who} holds this host: {held['owner']}, {heard}. {then}, or end it: playbooks/stop.yml -e interrupt=true."
+
+
 def end(settings: Settings, token: str, after: str | None = None) -> dict[str, Any]:
     """One step towards the sweep's end: `after` (the lease's own where None) decides what runs then.
 
@@ -81,19 +138,36 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
 
 
 def guard(settings: Settings) -> None:
-    """Watch over the lease until it ends; take the host back when its owner is silent."""
+    """Watch over the lease until it ends; take the host back when its owner is silent.
+
+    A service manager or a driver that does not answer, or a disk that is full for a while, is no reason to leave:
+    nobody else would take the host back.
+    """
     manager = manager_for(settings)
     while True:
-        lease.mend(settings)
-        if (held := lease.current(settings)) is None:
-            return
-        # A point that was under way when the connection was lost goes on, to be collected later.
-        silent = not lease.alive(settings, held) and not manager.state(JOB_UNIT).running
-        if silent and not _rank_serves(settings, manager, held):
-            while end(settings, held["token"])["phase"] == "restoring" and not lease.taken_since(settings, held):
-                lease.renew(settings)
-            continue
+        try:
+            if _guarded(settings, manager):
+                return
+        except (HostError, OSError) as error:
+            with contextlib.suppress(OSError):  # the log may lie on the disk that is full
+                sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {error} Looking again.\n")
+                sys.stderr.flush()
         time.sleep(_LOOK_SECONDS)
+
+
+def _guarded(settings: Settings, manager: Manager) -> bool:
+    """One look of the guard; True: there is no sweep to watch over any more."""
+    lease.mend(settings)
+    if (held := lease.current(settings)) is None:
+        return True
+    # A point that was under way when the connection was lost goes on, to be collected later.
+    silent = not lease.alive(settings, held) and not manager.state(JOB_UNIT).running
+    if held.get("ending") or (silent and not _rank_serves(settings, manager, held)):
+        # Written down: it goes on where an error comes between, though it renews the lease while it is at it.
+        lease.note_ending(settings, held)
+        while end(settings, held["token"])["phase"] == "restoring" and not lease.taken_since(settings, held):
+            lease.renew(settings, held["token"])
+    return lease.current(settings) is None
 
 
 def _rank_serves(settings: Settings, manager: Manager, held: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..campaign import record as rec
-from ..engine.layout import Layout
+from ..engine.layout import gpu_places
 from ..load import accuracy, cost, further
 from ..load import measure as load
 from ..load.observe.telemetry import Telemetry
@@ -80,14 +80,7 @@ async def _measure(settings: Settings, spec: dict[str, Any]) -> None:
 def chosen_gpus(record: rec.Record) -> list[int] | None:
     """NVML indices of the GPUs that the configuration takes on this host; None (all) where they are named by UUID."""
     environment = {**record.configuration.environment, **record.fingerprint_of.get("environment", {})}
-    visible = [part.strip() for part in str(environment.get("CUDA_VISIBLE_DEVICES") or "").split(",") if part.strip()]
-    if not all(part.isdecimal() for part in visible):
-        return None
-    engine = record.configuration.engine
-    layout = Layout.from_engine(engine)
-    first, step = int(engine.get("base_gpu_id") or 0), int(engine.get("gpu_id_step") or 1)
-    places = range(first, first + step * (layout.gpus // layout.nnodes), step)
-    return [int(visible[place]) for place in places if place < len(visible)] if visible else list(places)
+    return gpu_places(record.configuration.engine, environment)
 
 
 def _telemetry(settings: Settings, gpus: list[int] | None) -> Telemetry:

@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from ..campaign import record as rec
-from . import clock, forms, lease, records, watch
+from ..engine.secrets import masked
+from . import clock, forms, holding, records, watch
 from .managers import manager_for
 from .services import JOB_UNIT, Manager
 from .settings import HostError, Settings, read_json, write_json
@@ -25,19 +26,22 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
         spec: {"id", "configuration", "fingerprint": the record's key, "workload", "concurrency", "repeat", "ladder",
             "model", "start": how the engine started, "best": throughput to beat or None, "needed": rungs that are
             measured whatever they bring, "accuracy": whether the fixed prompts are asked after the start's warm-up,
-            "label": of a point after the ladder}.
+            "label": of a point after the ladder, "limit_seconds": how long it may take, "sweep": the token of the sweep
+            that asks}.
 
     Returns:
         {"phase": "running" | "done" | "left" | "failed", "changed", "progress": {...}, "point": {...},
-        "failure": str, "reason": why it was left, "record": the whole record as JSON once the point is done,
+        "failure": str, with "kind", "advice" and "may_pass" where it has a name, "reason": why it was left, "record":
+        the whole record as JSON once the point is done,
         "requests": {name of its raw file: content in base64} unless that is large, "seconds": from being asked for to
         its result, the load generator's start and warm-up included}.
 
     Raises:
-        HostError: another point is being measured.
+        HostError: another point is being measured; or a sweep holds the host, and not the one that asks.
     """
     manager = manager_for(settings)
-    lease.renew(settings)
+    sweep = spec.get("sweep")
+    holding.claim(settings, sweep)
     # An invalid point of an earlier try (the engine died in it, say) is measured again.
     if (point := _measured(settings, spec)) is not None and point.valid and not _mine(settings, spec):
         return _done(settings, spec, point, changed=False)
@@ -53,7 +57,7 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
         # In this order: a load generator reports, and then it ends.
         over = not manager.state(JOB_UNIT).running
         if result := _result(settings):
-            lease.renew(settings)
+            holding.claim(settings, sweep)
             if result["phase"] == "failed":
                 return _failed(str(result.get("failure")))
             return _done(settings, spec, _measured(settings, spec), changed=True)
@@ -65,6 +69,8 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
         if over and not _once_more(settings, manager):
             tail = _tail(settings, manager)
             return _failed(f"The load generator ended twice without a result. The end of its log: {tail}")
+        if limit := _over_time(settings, spec):
+            return _too_slow(manager, spec, limit)
         if time.monotonic() + _LOOK_SECONDS > deadline:
             progress = read_json(settings.state / _PROGRESS, {})
             if why := watch.silent(settings, manager, current(settings) or spec, progress):
@@ -77,6 +83,18 @@ def _given_up(manager: Manager, spec: dict[str, Any], why: str) -> dict[str, Any
     """Requests that still wait would wait for their time limits."""
     manager.stop(JOB_UNIT)
     return _failed(f"{why} It was measured at concurrency {spec['concurrency']}; what was measured before is kept.")
+
+
+def _over_time(settings: Settings, spec: dict[str, Any]) -> float | None:
+    """The limit in seconds, where the point under way has taken longer; counted from when it was first asked for."""
+    limit, took = float(spec.get("limit_seconds") or 0), clock.since((current(settings) or {}).get("asked"))
+    return limit if 0 < limit < took < float("inf") else None
+
+
+def _too_slow(manager: Manager, spec: dict[str, Any], limit: float) -> dict[str, Any]:
+    said = _given_up(manager, spec, f"A point took longer than sglang_benchmark_point_seconds ({limit:.0f} s).")
+    advice = "Raise it, or measure fewer or shorter requests; the record's warm-up says how long one takes."
+    return said | {"kind": "point_too_slow", "advice": advice, "may_pass": False}
 
 
 def current(settings: Settings) -> dict[str, Any] | None:
@@ -209,7 +227,7 @@ def _took(settings: Settings) -> float:
 
 
 def _failed(text: str) -> dict[str, Any]:
-    return {"phase": "failed", "changed": True, "failure": text, "progress": {}, "point": {}}
+    return {"phase": "failed", "changed": True, "failure": masked(text), "progress": {}, "point": {}}
 
 
 def _tail(settings: Settings, manager: Manager) -> str:

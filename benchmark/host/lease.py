@@ -18,7 +18,7 @@ _LEASE, _COPY, _ENDED, _LOCK = "lease.json", "lease-copy.json", "lease-ended.jso
 
 def current(settings: Settings) -> dict[str, Any] | None:
     """{"token", "owner", "after", "previous": [units], "began_at", "renewed_at", "renewed", "first": where the first
-    of several nodes is met, on the others}; None: no sweep."""
+    of several nodes is met, on the others, "ending": its guard gives the host back}; None: no sweep."""
     return _read(settings, _LEASE) or _read(settings, _COPY)
 
 
@@ -35,10 +35,26 @@ def take(settings: Settings, lease: dict[str, Any]) -> None:
     write_json(settings.state / _LEASE, _renewed(lease))
 
 
-def renew(settings: Settings) -> None:
+def renew(settings: Settings, token: str | None = None) -> None:
+    """Renew the lease; only this sweep's where a token is given."""
     with exclusive(settings):
-        if held := current(settings):
-            write_json(settings.state / _LEASE, _renewed(held))
+        if (held := current(settings)) and token in (None, held["token"]):
+            keep(settings, held)
+
+
+def keep(settings: Settings, held: dict[str, Any]) -> None:
+    """Write a lease as renewed now; within `exclusive`."""
+    write_json(settings.state / _LEASE, _renewed(held))
+
+
+def note_ending(settings: Settings, held: dict[str, Any]) -> None:
+    """From now on its sweep may do nothing here but end: the host is being given back.
+
+    Once: noted again and again it would seem alive to the next sweep where giving back fails each time.
+    """
+    with exclusive(settings):
+        if not held.get("ending") and not taken_since(settings, held):
+            take(settings, held | {"ending": True})
 
 
 def mend(settings: Settings) -> None:
@@ -57,15 +73,27 @@ def drop(settings: Settings, held: dict[str, Any] | None = None) -> None:
             (settings.state / name).unlink(missing_ok=True)
 
 
+def forget(settings: Settings) -> None:
+    """Let go for good: the sweep that holds the host, or held it last, does not come back."""
+    drop(settings)
+    (settings.state / _ENDED).unlink(missing_ok=True)
+
+
 def note_end(settings: Settings, held: dict[str, Any]) -> None:
     """Remember a lease that was ended, perhaps by the guard while its sweep is only slow or the host was booted."""
-    write_json(settings.state / _ENDED, held)
+    told = {key: value for key, value in held.items() if key != "ending"}
+    write_json(settings.state / _ENDED, told | {"ended": clock.mark()})
 
 
 def ended(settings: Settings, token: str) -> dict[str, Any] | None:
     """The lease that was ended last, where it was this sweep's."""
     held = _read(settings, _ENDED)
     return held if held and held["token"] == token else None
+
+
+def ended_at(settings: Settings) -> Any:
+    """The clock's mark of when a lease was last ended here; None: never."""
+    return (_read(settings, _ENDED) or {}).get("ended")
 
 
 def alive(settings: Settings, held: dict[str, Any]) -> bool:

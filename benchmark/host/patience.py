@@ -36,7 +36,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def note(settings: Settings, start: dict[str, Any], log: Path, processes: list[Process]) -> None:
-    """Put into `start["signs"]` what can be seen now, and when it last moved."""
+    """Put into `start["signs"]` what can be seen now, and when it last moved; of GPUs, `start["gpus"]` alone."""
     signs = start.setdefault("signs", {"moved": clock.mark()})
     size, read = _size(log), _bytes_read(processes)
     compiling = any(Path(p.command.split(" ", 1)[0]).name in _COMPILERS for p in processes)
@@ -46,15 +46,15 @@ def note(settings: Settings, start: dict[str, Any], log: Path, processes: list[P
     signs |= {"log_bytes": size, "compiling": compiling}
     # Asking the driver costs a process; what moves by itself is not asked.
     if not moved and _quiet(signs) > _STILL_SECONDS and clock.since(signs.get("asked")) > _GPU_LOOK_SECONDS:
-        moved = _look_at_gpus(settings, signs)
+        moved = _look_at_gpus(settings, signs, start.get("gpus"))
     if moved:
         signs["moved"] = clock.mark()
         signs.pop("busy_since", None)
 
 
-def _look_at_gpus(settings: Settings, signs: dict[str, Any]) -> bool:
+def _look_at_gpus(settings: Settings, signs: dict[str, Any], places: list[int] | None) -> bool:
     signs["asked"] = clock.mark()
-    now = gpus.activity(settings)
+    now = gpus.among(gpus.activity(settings), places)
     used = sum(gpu.used_bytes for gpu in now)
     moved = abs(used - signs.get("gpu_bytes", used)) >= _SMALLEST_STEP_BYTES
     # The GPUs of this engine are those that somebody holds memory of.

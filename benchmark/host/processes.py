@@ -10,12 +10,16 @@ from pathlib import Path
 
 import msgspec
 
+from ..engine.secrets import masked
+
 UNIT_MARK, STATE_MARK = "SHARDSWEEP_UNIT", "SHARDSWEEP_STATE"
 """Environment of each engine's processes: the unit, and the state folder that the unit belongs to (a machine may have
 several, with units of one name). A child keeps both whatever session or process group it moves to (a compiler that
-outlives its engine does), so they find what a process group does not."""
+outlives its engine does), so they find what a process group does not. A process that sets its title by setproctitle
+overwrites its environment, unless SPT_NOENV is set in it, as the units do."""
 
 _LISTEN = "0A"
+_LONGEST_COMMAND = 4096
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -42,7 +46,8 @@ def describe(pid: int) -> Process | None:
             return None
         command = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         name = stat[stat.index("(") + 1 : stat.rindex(")")]
-        return Process(pid, _user(proc.stat().st_uid), command or f"[{name}]")
+        # Another's command line is shown and recorded where it is in the way.
+        return Process(pid, _user(proc.stat().st_uid), masked(command[:_LONGEST_COMMAND]) or f"[{name}]")
     except (OSError, IndexError, ValueError):
         return None
 
@@ -92,6 +97,28 @@ def marked(state: Path) -> dict[str, list[Process]]:
 def of_unit(unit: str, state: Path) -> list[Process]:
     """Every living process that carries the marks of this unit."""
     return marked(state).get(unit, [])
+
+
+def family(seeds: Iterable[int], group: int | None, session: int | None) -> list[Process]:
+    """These processes, those of a process group within a session, and all that descend from either.
+
+    The session tells our group from one of somebody else's that got the same number since.
+    """
+    kin = {pid: found for pid in pids() if pid != os.getpid() and (found := _kin(pid)) is not None}
+    members = {pid for pid in seeds if pid in kin}
+    members |= {pid for pid, (_, its_group, its_session) in kin.items() if (its_group, its_session) == (group, session)}
+    while more := {pid for pid, (parent, _, _) in kin.items() if parent in members} - members:
+        members |= more
+    return alive(members)
+
+
+def _kin(pid: int) -> tuple[int, int, int] | None:
+    """(parent, process group, session) of a process."""
+    try:
+        fields = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(fields[1]), int(fields[2]), int(fields[3])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def of_cgroup(cgroup: str) -> list[Process]:

@@ -18,6 +18,8 @@ from .. import __version__
 from ..campaign import record as rec
 from ..campaign.ladder import reason_to_leave
 from ..engine import configuration as conf
+from ..engine import model_files
+from ..engine.secrets import masked
 from ..load.further import after_ladder
 from ..load.workload import Workload, WorkloadError, named
 from . import engine_http, gpus, promotion
@@ -102,7 +104,19 @@ def fingerprints(settings: Settings, contexts: list[dict[str, Any]]) -> dict[str
 
 
 def _whole(context: dict[str, Any]) -> dict[str, Any]:
-    return context | {"workload": workload_of(context["workload"]).to_mapping()}
+    known = context | {"workload": workload_of(context["workload"]).to_mapping()}
+    if context["engine"].get("name") == "sglang" and (revision := _revision_here(context["model"])):
+        # What an inventory or a fact says of the files may be older than they are.
+        known["model"] = context["model"] | {"revision": revision}
+    return known
+
+
+def _revision_here(model: dict[str, Any]) -> str:
+    """The revision of the model's folder as it is now; empty where it is no folder of this host, or has no model."""
+    try:
+        return model_files.look_at(Path(str(model.get("path") or "/nowhere"))).revision
+    except OSError:
+        return ""
 
 
 def _measured_elsewhere(settings: Settings, name: str, record: rec.Record) -> bool:
@@ -232,10 +246,9 @@ def started(settings: Settings, name: str, key: str, start: dict[str, Any]) -> N
 
 def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
     figures = dict(start.get("figures") or {})
-    answered = engine_http.loads(settings).get("loads") or [{}]
-    memory = answered[0].get("memory") or {}
+    memory = engine_http.memory(settings)
     for key, theirs in (("weights_bytes", "weight_gb"), ("kv_bytes", "kv_cache_gb"), ("graph_bytes", "graph_gb")):
-        if isinstance(memory.get(theirs), (int, float)):
+        if theirs in memory:
             figures[key] = int(memory[theirs] * GIB)
     if isinstance(memory.get("token_capacity"), int):
         figures["kv_tokens"] = memory["token_capacity"]
@@ -292,10 +305,21 @@ def leave(settings: Settings, name: str, key: str, rung: int, best: float | None
 
 
 def fail(settings: Settings, name: str, key: str, failure: dict[str, Any], start: dict[str, Any]) -> None:
-    known = {part: value for part, value in failure.items() if part in rec.Failure.__struct_fields__}
+    known = {part: _masked(value) for part, value in failure.items() if part in rec.Failure.__struct_fields__}
     if start.get("started_at"):
         started(settings, name, key, start)
     _change(settings, name, key, outcome="failed", failure=msgspec.convert(known, rec.Failure))
+
+
+def _masked(value: Any) -> Any:
+    """Text of a failure may be anybody's: a log's, another process's, an answer's."""
+    return (
+        [_masked(item) for item in value]
+        if isinstance(value, list)
+        else masked(value)
+        if isinstance(value, str)
+        else value
+    )
 
 
 def finish(settings: Settings, name: str, key: str, facts: Path | None = None) -> dict[str, Any]:

@@ -13,14 +13,18 @@ from .settings import HostError, Settings, read_json, write_json
 from .switch import switch
 
 
-def restore(settings: Settings, units: list[str], token: str, *, seconds: float = 5.0) -> dict[str, Any]:
+def restore(
+    settings: Settings, units: list[str], token: str, *, seconds: float = 5.0, sweep: str | None = None
+) -> dict[str, Any]:
     """One step towards these units serving again, as they last did; call again until "restored" or "failed".
+
+    `sweep` as `switch` takes it.
 
     Returns:
         {"phase": "restoring" | "restored" | "failed", "serving": [units], "waiting_for", "failure", "seconds"}.
 
     Raises:
-        HostError: two of our engines cannot serve at once.
+        HostError: two of our engines cannot serve at once; or a sweep holds the host, and not the one that asks.
     """
     manager = manager_for(settings)
     # A unit of somebody else's may be called like ours; only one that we rendered is switched to.
@@ -37,8 +41,8 @@ def restore(settings: Settings, units: list[str], token: str, *, seconds: float 
         write_json(settings.state / "restore.json", began)
     name = configuration_of(ours[0]) if ours else None
     last = running(settings).get(ours[0], {}) if ours else {}
-    fingerprint, node = last.get("ready_fingerprint", ""), last.get("node", 0)
-    said = switch(settings, name, fingerprint, token, yields=[], seconds=seconds, node=node)
+    fingerprint, kept_as = last.get("ready_fingerprint", ""), {"node": last.get("node", 0), "gpus": last.get("gpus")}
+    said = switch(settings, name, fingerprint, token, yields=[], seconds=seconds, sweep=sweep, **kept_as)
     answer = {key: said[key] for key in ("waiting_for", "failure", "seconds")}
     if said["phase"] in ("stopping", "starting"):
         return answer | {"phase": "restoring", "serving": units}

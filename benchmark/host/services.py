@@ -35,6 +35,8 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     """Seconds since the epoch, of the last start."""
     detail: str = ""
+    result: str = ""
+    """systemd's word for how it ended: `success`, `exit-code`, `signal`, `oom-kill`, `start-limit-hit` ..."""
     refusal: Refusal | None = None
     restarts: int = 0
     """How often the manager has started it again by itself since it was asked to."""

@@ -25,4 +25,8 @@ def serving_units(settings: Settings, manager: Manager, yields: list[str]) -> li
     """The engines that run now, or of which processes are left: ours, and those that make room."""
     ours = [unit for unit in manager.units() if configuration_of(unit)]
     left = processes.marked(settings.state)
-    return [unit for unit in dict.fromkeys([*ours, *yields]) if unit in left or manager.state(unit).running]
+    return [
+        unit
+        for unit in dict.fromkeys([*ours, *yields])
+        if unit in left or manager.state(unit).running or manager.processes(unit)
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..engine.secrets import masked
 from . import gpus, processes
 from .services import Manager
 from .settings import Settings
@@ -22,8 +23,12 @@ class StuckError(Exception):
         self.may_pass = may_pass
 
 
-def stop_step(settings: Settings, manager: Manager, units: list[str], progress: dict[str, Any]) -> str | None:
+def stop_step(
+    settings: Settings, manager: Manager, units: list[str], progress: dict[str, Any], places: list[int] | None = None
+) -> str | None:
     """One step of stopping these units. `progress` is the caller's memory between steps.
+
+    `places` are the indices of the GPUs that are to be free; None: all.
 
     Returns:
         None when all of it is gone and the memory and port are free; otherwise what is still waited for.
@@ -38,7 +43,7 @@ def stop_step(settings: Settings, manager: Manager, units: list[str], progress: 
     overdue = now - progress["gone_at"] > settings.free_seconds
     if waiting := _port_held(settings, overdue):
         return waiting
-    if waiting := _memory_held(settings, overdue):
+    if waiting := _memory_held(settings, overdue, places):
         progress["free_looks"] = 0
         return waiting
     progress["free_looks"] = progress.get("free_looks", 0) + 1
@@ -91,13 +96,14 @@ def _port_held(settings: Settings, overdue: bool) -> str | None:
     return f"port {settings.port}, held by {names[0]}"
 
 
-def _memory_held(settings: Settings, overdue: bool) -> str | None:
-    held = [gpu for gpu in gpus.gpus(settings) if gpu.used_bytes > settings.free_memory_bytes]
+def _memory_held(settings: Settings, overdue: bool, places: list[int] | None) -> str | None:
+    judged = gpus.among(gpus.gpus(settings), places)
+    held = [gpu for gpu in judged if gpu.used_bytes > settings.free_memory_bytes]
     if not held:
         return None
     uuids = {gpu.uuid for gpu in held}
     names = [
-        str(processes.describe(holder.pid) or f"pid {holder.pid}: {holder.command}")
+        str(processes.describe(holder.pid) or f"pid {holder.pid}: {masked(holder.command)}")
         for holder in gpus.holders(settings)
         if holder.uuid in uuids
     ]
@@ -115,7 +121,8 @@ def _memory_held(settings: Settings, overdue: bool) -> str | None:
     raise StuckError(
         "blocked_by_others",
         f"Blocked by {'; '.join(sorted(set(names)))}: GPU memory is held ({amounts}).",
-        "Stop that process (it is not ours, so it was left alone), or leave its GPUs out of the configuration.",
+        "Stop that process (it is not ours, so it was left alone), or leave its GPUs out of the configuration "
+        "(CUDA_VISIBLE_DEVICES in its environment, or base_gpu_id).",
         names,
         may_pass=True,
     )

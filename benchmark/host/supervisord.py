@@ -21,12 +21,13 @@ from typing import Any
 
 from supervisor.xmlrpc import SupervisorTransport
 
-from .processes import Process, of_unit
+from .processes import Process, family, of_unit
 from .services import GUARD_UNIT, Activity, ServiceState
 from .settings import HostError, Settings, write_bytes
 
 SOCKET = "supervisor.sock"
 _START_SECONDS = 8.0
+_SPAWNED = re.compile(r"spawned: '([^']+)' with pid (\d+)")
 
 _ACTIVITY: dict[str, Activity] = {
     "STARTING": "starting",
@@ -97,7 +98,34 @@ class Supervisord:
         )
 
     def processes(self, unit: str) -> list[Process]:
-        return of_unit(unit, self._settings.state)
+        """By the marks in their environment, and by the group that supervisord started the unit as."""
+        marked = [process.pid for process in of_unit(unit, self._settings.state)]
+        return family(marked, *self._group(unit))
+
+    def _group(self, unit: str) -> tuple[int | None, int | None]:
+        """(process group, session) of the unit's last start; None where that is not known.
+
+        A unit's first process leads its group; the session is supervisord's own, which has one as a daemon. A number
+        that another unit has got since is that one's.
+        """
+        since = set()
+        for line in reversed(self._log_lines()):
+            if (match := _SPAWNED.search(line)) is None:
+                continue
+            name, pid = match.group(1), int(match.group(2))
+            if name == unit and pid not in since:
+                with contextlib.suppress(OSError, ValueError):
+                    return pid, int((self._home / "supervisord.pid").read_text())
+            if name == unit:
+                break
+            since.add(pid)
+        return None, None
+
+    def _log_lines(self) -> list[str]:
+        try:
+            return (self._home / "supervisord.log").read_text(errors="replace").splitlines()
+        except OSError:
+            return []
 
     def units(self) -> list[str]:
         return sorted(file.stem for file in self._settings.unit_directory.glob("*.conf"))
@@ -120,11 +148,7 @@ class Supervisord:
 
     def _last_signal(self, unit: str) -> int | None:
         """The signal that ended the unit. supervisor answers -1 for any; its log has the name."""
-        try:
-            lines = (self._home / "supervisord.log").read_text(errors="replace").splitlines()
-        except OSError:
-            return None
-        for line in reversed(lines[-500:]):
+        for line in reversed(self._log_lines()[-500:]):
             match = re.search(rf"exited: {re.escape(unit)} \(terminated by (SIG\w+)", line)
             if match:
                 return getattr(signal, match.group(1), None)

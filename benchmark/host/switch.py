@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import lifecycle
-from . import clock, engine_http, forms, kept, lease, patience
+from ..engine.secrets import masked
+from . import clock, engine_http, forms, holding, kept, outside, patience
 from .managers import manager_for
 from .services import JOB_UNIT, Manager, ServiceState, engine_unit
 from .serving import note_start, running, serving_units
@@ -35,6 +36,8 @@ def switch(
     seconds: float = 5.0,
     node: int = 0,
     anew: bool = False,
+    sweep: str | None = None,
+    gpus: list[int] | None = None,
 ) -> dict[str, Any]:
     """Steps towards `name` serving (None: nothing serving) for at most `seconds`; call again until it is over.
 
@@ -44,24 +47,31 @@ def switch(
         yields: units that are not ours and make room too.
         node: which of several nodes of the configuration this host is; those after the first answer /health alone.
         anew: what runs is started again even where it runs as wanted.
+        sweep: the token of the sweep that asks, "" for whoever is none; None for who gives the host back and may
+            in any case.
+        gpus: indices of those that `name` takes; None where that is not known: all are looked at.
 
     Returns:
         {"phase": "stopping" | "starting" | "ready" | "stopped" | "failed", "changed", "configuration", "node",
         "stopped": [units], "waiting_for", "start": {...}, "failure": {...} | None, "seconds"}.
+
+    Raises:
+        HostError: a sweep holds the host, and not the one that asks.
     """
     manager = manager_for(settings)
     # A verb whose connection was lost may still be at it when it is asked again.
     with locked(settings, "switch"):
         deadline = time.monotonic() + seconds
-        state = _begin(settings, manager, name, fingerprint, token, yields, node=node, anew=anew)
-        _go_on(settings, manager, state, deadline)
+        holding.claim(settings, sweep)
+        state = _begin(settings, manager, name, fingerprint, token, yields, node=node, anew=anew, gpus=gpus)
+        _go_on(settings, manager, state, deadline, sweep)
     return _answer(state)
 
 
-def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline: float) -> None:
+def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline: float, sweep: str | None) -> None:
     phase, pause = state["phase"], _FIRST_PAUSE_SECONDS
     while state["phase"] in ("stopping", "starting"):
-        lease.renew(settings)
+        holding.claim(settings, sweep)
         try:
             _step(settings, manager, state)
         except StuckError as stuck:
@@ -94,6 +104,7 @@ def _begin(
     *,
     node: int,
     anew: bool,
+    gpus: list[int] | None,
 ) -> dict[str, Any]:
     state = read_json(settings.state / SWITCH, {}, forms.Switch)
     # What was under way before the host was booted is under way no more.
@@ -109,6 +120,8 @@ def _begin(
         "configuration": name,
         "fingerprint": fingerprint,
         "node": node,
+        "gpus": gpus,
+        "judged": _judged(settings, name, present, gpus),
         "boot": clock.boot(),
         "began": clock.mark(),
         "changed": True,
@@ -130,10 +143,21 @@ def _begin(
     return state
 
 
+def _judged(settings: Settings, name: str | None, stopped: list[str], gpus: list[int] | None) -> list[int] | None:
+    """The GPUs that are to be free before a start: those that it takes, and those that what was stopped has used.
+
+    None: all, where one of them does not say which it takes.
+    """
+    known = running(settings)
+    used = [known.get(unit, {}).get("gpus") for unit in stopped] + ([gpus] if name else [])
+    return None if None in used else sorted({gpu for taken in used for gpu in taken})
+
+
 def _step(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
     if state["phase"] == "stopping":
         # A load generator that lost its sweep would go on measuring whatever serves next.
-        waiting = stop_step(settings, manager, [*state["stopped"], *_job(manager)], state["progress"])
+        units = [*state["stopped"], *_job(manager)]
+        waiting = stop_step(settings, manager, units, state["progress"], state.get("judged"))
         state["waiting_for"] = waiting
         if waiting is None:
             if state["configuration"] is None:
@@ -160,6 +184,7 @@ def _start(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
         "configuration": state["configuration"],
         "fingerprint": state["fingerprint"],
         "node": state["node"],
+        "gpus": state.get("gpus"),
         "started_at": time.time(),
         "began": clock.mark(),
         "log_offset": log.stat().st_size if log.exists() else 0,
@@ -182,7 +207,12 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
         # A unit that its manager starts again and again before it ever was ready is failing, not starting.
         if restarts_in_vain:
             manager.stop(unit)
-        _fail_from(state, _ended(service, seen), f"The engine ended before it was ready ({service.detail}).", seen)
+        _fail_from(
+            state,
+            _ended(settings, start, service, seen),
+            f"The engine ended before it was ready ({service.detail}).",
+            seen,
+        )
         return
     if seen.failure is not None and seen.failure.kind == "port_taken":
         # The engine neither serves nor exits then: waiting for either would be waiting for ever.
@@ -220,22 +250,34 @@ def death(settings: Settings, name: str) -> dict[str, Any] | None:
     service = manager.state(unit)
     if service.running:
         return None
-    offset = running(settings).get(unit, {}).get("log_offset", 0)
+    start = running(settings).get(unit, {})
+    offset = start.get("log_offset", 0)
     log = manager.log(unit)
     # The end tells; an engine that measured has written much before it.
     if log.exists() and log.stat().st_size - offset > LOG_BYTES:
         offset = log.stat().st_size - LOG_BYTES
     seen = lifecycle.read_log(log_since(log, offset))
     state: dict[str, Any] = {}
-    _fail_from(state, _ended(service, seen), f"The engine ended by itself ({service.detail}).", seen)
+    failure = _ended(settings, start, service, seen)
+    _fail_from(state, failure, f"The engine ended by itself ({service.detail}).", seen)
     return state["failure"]
 
 
-def _ended(service: ServiceState, seen: lifecycle.Lifecycle) -> lifecycle.Failure | None:
-    """Why an engine is gone that nobody asked to stop: the service manager's word, its log's, or its exit status."""
+def _ended(
+    settings: Settings, start: dict[str, Any], service: ServiceState, seen: lifecycle.Lifecycle
+) -> lifecycle.Failure | None:
+    """Why an engine is gone that nobody asked to stop: its host's word, its log's, or its exit status."""
     if service.refusal is not None:
         return lifecycle.Failure("not_started", "process", service.refusal.sentence, advice=service.refusal.advice)
-    return lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
+    if (why := outside.cause(settings, start, service, seen)) is not None:
+        return why
+    failure = lifecycle.classify_exit(seen, service.exit_signal or service.exit_code, requested_stop=False)
+    if service.result == "start-limit-hit" and seen.failure is None:
+        said = (
+            "systemd has started it again and again, and gave up (start-limit-hit): each time it ended without a word."
+        )
+        return lifecycle.Failure("crash", seen.stage, said, tuple(seen.last_lines), "Read the end of the engine's log.")
+    return failure
 
 
 def log_since(log: Path, offset: int) -> str:
@@ -272,9 +314,9 @@ def _fail(
     state["failure"] = {
         "kind": kind,
         "stage": stage,
-        "sentence": sentence,
-        "advice": advice,
-        "evidence": evidence[-12:],
+        "sentence": masked(sentence),
+        "advice": masked(advice),
+        "evidence": [masked(line) for line in evidence[-12:]],
         "may_pass": may_pass,
     }
 

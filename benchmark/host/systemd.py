@@ -103,6 +103,7 @@ class Systemd:
             exit_signal=status if by_signal and not pid else None,
             started_at=_since(shown.get("ExecMainStartTimestampMonotonic", "")),
             detail=_detail(shown),
+            result=shown.get("Result", ""),
             refusal=self._refusal(unit, shown, status),
             restarts=int(shown.get("NRestarts") or 0),
         )

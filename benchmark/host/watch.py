@@ -10,6 +10,7 @@ from typing import Any
 
 from . import clock, engine_http, forms, gpus, patience
 from .services import Manager, engine_unit
+from .serving import running
 from .settings import Settings, read_json, write_json
 
 _WATCH = "job-watch.json"
@@ -36,6 +37,8 @@ def silent(settings: Settings, manager: Manager, job: dict[str, Any], progress: 
         write_json(settings.state / _WATCH, {"job": job.get("id"), "seen": seen, "moved": clock.mark()})
         return None
     unit = engine_unit(job["configuration"])
+    # What somebody else computes on another GPU is no sign of life.
+    state["gpus"] = running(settings).get(unit, {}).get("gpus")
     patience.note(settings, state, manager.log(unit), manager.processes(unit))
     write_json(settings.state / _WATCH, state)
     quiet = clock.since(state.get("moved"))
@@ -45,7 +48,7 @@ def silent(settings: Settings, manager: Manager, job: dict[str, Any], progress: 
     else:
         longest = settings.quiet_seconds * _STILL_SHARE
     # A long prefill brings no token either, but it computes.
-    if quiet < longest or any(gpu.computes for gpu in gpus.activity(settings)):
+    if quiet < longest or any(gpu.computes for gpu in gpus.among(gpus.activity(settings), state["gpus"])):
         return None
     if (refusal := engine_http.generates(settings)) is None:
         return None

@@ -24,7 +24,9 @@ LATE_WARNING, LATE_INVALID = 0.01, 0.10
 SHARED_WARNING, SHARED_INVALID = 0.01, 0.10
 COUNTER_SHARE = 0.01
 STEP_SHARE = 0.03
-ALONE_LINES_NEEDED = 3
+ALONE_STEPS_NEEDED = 120
+LINE_STEPS = 40
+"""A line of the log for so many decode steps, unless the server says otherwise."""
 CHANGED_SHARE = 0.10
 FEW_TOKENS_A_SECOND = 10
 ONE_TOKEN = (0.8, 1.25)
@@ -317,14 +319,14 @@ _Compared = tuple[str, float, float | None]
 
 
 def _while_decoding(about: About, found: Figures) -> _Compared:
-    """Medians of both without any prefill in them: the gaps of most tokens, and log lines of decode steps alone."""
+    """Medians of both without any prefill in them: gaps in which nobody's first token came, and log lines likewise."""
     step = about.server.get("decode_alone_step_median_seconds")
-    enough = about.server.get("decode_alone_lines", 0) >= ALONE_LINES_NEEDED
-    # Where an event brings several tokens the median gap is not a step's.
+    steps = about.server.get("decode_alone_lines", 0) * (about.server.get("decode_log_interval") or LINE_STEPS)
+    # Where an event brings several tokens a gap is not one step.
     each = all(row.count_source != "interpolated" and not row.token_counts for row in found.done)
-    if not (enough and each and found.itl.size):
-        return "median ITL", 0.0, None
-    return "median ITL", float(np.median(found.itl)), step
+    if not (steps >= ALONE_STEPS_NEEDED and each and found.decode_gap is not None):
+        return "the median gap without a prefill", 0.0, None
+    return "the median gap without a prefill", found.decode_gap, step
 
 
 def _on_average(about: About, found: Figures) -> _Compared:

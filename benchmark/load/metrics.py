@@ -94,6 +94,8 @@ class Figures:
     itl: np.ndarray
     itl_requests: int
     """Requests that those gaps are of."""
+    decode_gap: float | None
+    """Median gap between events in which nobody's first token came: a decode step alone; None if there is none."""
     tpot: np.ndarray
     e2e: np.ndarray
     window_tokens: float
@@ -147,6 +149,7 @@ def figures(rows: list[RequestRow], about: About) -> Figures:
         first_content=np.array([row.first_content_us - row.intended_us for row in content]) / 1e6,
         itl=itl,
         itl_requests=itl_requests,
+        decode_gap=_decode_gap(kept, a, b),
         tpot=np.array([value for row in ended if (value := tpot_seconds(row)) is not None]),
         e2e=np.array([row.done_us - row.intended_us for row in ended]) / 1e6,
         window_tokens=tokens,
@@ -248,6 +251,19 @@ def _gaps(done: list[RequestRow], a: int, b: int) -> tuple[np.ndarray, int]:
     found = np.concatenate(parts)
     found /= 1e6
     return found, len(parts)
+
+
+def _decode_gap(kept: list[RequestRow], a: int, b: int) -> float | None:
+    """Seconds; see `Figures.decode_gap`. Where users are many and answers short, most gaps have a prefill in them."""
+    first = np.sort([row.token_us[0] for row in kept if row.token_us])
+    parts = []
+    for row in kept:
+        times = row.times
+        times = times[slice(*np.searchsorted(times, (a, b), side="right"))]
+        alone = np.searchsorted(first, times[1:], side="right") == np.searchsorted(first, times[:-1], side="right")
+        parts.append(np.diff(times)[alone])
+    gaps = np.concatenate(parts) if parts else np.array([])
+    return float(np.median(gaps)) / 1e6 if gaps.size else None
 
 
 def _good(ended: list[RequestRow], about: About) -> int | None:

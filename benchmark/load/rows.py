@@ -6,6 +6,7 @@ summary is made of is rounded once, when the row is made, so that a summary from
 
 from __future__ import annotations
 
+import os
 from array import array
 from pathlib import Path
 from typing import Any
@@ -125,14 +126,23 @@ def row_of(exchange: Exchange, zero_ns: int, *, index: int, first_wave: bool, in
 def write_requests(path: Path, rows: list[RequestRow], about: dict[str, Any] | None = None) -> None:
     """Write rows as JSON lines, compressed with zstd; the first line is `about`, what the point's summary needs.
 
-    Token times and counts are differences (the first time since `sent_us`).
+    Token times and counts are differences (the first time since `sent_us`). The file is written whole or not at all,
+    and is on disk before a point names it.
     """
     temporary = path.with_name(path.name + ".part")
     with temporary.open("wb") as raw, zstandard.ZstdCompressor(level=6).stream_writer(raw, closefd=False) as out:
         out.write(orjson.dumps({"format": FORMAT, "about": about or {}}) + b"\n")
         for row in rows:
             out.write(orjson.dumps(_packed(row)) + b"\n")
+        out.close()
+        raw.flush()
+        os.fsync(raw.fileno())
     temporary.replace(path)
+    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_requests(path: Path) -> list[RequestRow]:

@@ -147,6 +147,7 @@ def _of_interest(info: dict[str, Any]) -> dict[str, Any]:
         "version", "max_total_num_tokens", "max_running_requests", "context_length", "stream_interval", "tp_size",
         "pp_size", "ep_size", "dp_size", "chunked_prefill_size", "attention_backend", "kv_cache_dtype",
         "speculative_algorithm", "disable_radix_cache", "incremental_streaming_output", "page_size", "simulated",
+        "decode_log_interval",
     )  # fmt: skip
     found = {name: info[name] for name in names if isinstance(info.get(name), (int, float, str, bool))}
     for name, inner in (

@@ -8,10 +8,8 @@ from collections.abc import Iterable
 
 from ..campaign.record import Record
 from ..engine import unit as systemd
-from ..engine.secrets import is_secret
+from ..engine.secrets import REMOVED, is_secret, masked
 from .text import clean
-
-REMOVED = "REMOVED"
 
 
 def without_secrets(arguments: Iterable[str]) -> list[str]:
@@ -112,14 +110,4 @@ def unit(record: Record) -> str:
 
 def hide_in_text(text: str) -> str:
     """Free text (a unit, log lines) with the values of secret flags and variables removed."""
-    text = re.sub(
-        r"(--[\w-]+)([= ])(\"[^\"]*\"|'[^']*'|\S+)",
-        lambda m: f"{m[1]}{m[2]}{REMOVED}" if is_secret(m[1]) else m[0],
-        text,
-    )
-    text = re.sub(
-        r"\b(\w+)(=)(\"[^\"\n]*\"|'[^'\n]*'|[^\s,)\"']+)",
-        lambda m: f"{m[1]}{m[2]}{REMOVED}" if is_secret(m[1]) and m[3] not in ("None", "''") else m[0],
-        text,
-    )
-    return _without_credentials(text)
+    return masked(text)

@@ -39,6 +39,7 @@ def campaign_schema() -> dict[str, Any]:
     experiment = {
         "configuration": {"type": "string"},
         "against": _TEXT,
+        "against_host": _TEXT | {"description": "Where what it is held against was measured."},
         "hypothesis": _TEXT,
         "changes": {"type": "array", "items": {"type": "array", "minItems": 3, "maxItems": 3}},
         "ignored": {
@@ -53,6 +54,8 @@ def campaign_schema() -> dict[str, Any]:
     decision = {
         "name": _TEXT,
         "simulated": {"type": "boolean"},
+        "objective": _TEXT | {"description": "What the winner is chosen by."},
+        "looks": _NUMBER | {"description": "How often finalists are compared at most."},
         "winner": winner,
         "winners": {"type": "object", "additionalProperties": winner},
         "ranking": {"type": "array", "items": {"type": "object", "properties": ranked}},

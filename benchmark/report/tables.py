@@ -41,6 +41,8 @@ def markdown(records: list[Record], decision: Mapping[str, Any], campaign: Mappi
     if found:
         parts.append(_markdown_table(found))
     parts += [
+        _markdown_winners(decision),
+        _markdown_pareto(decision, several=len({row.host for row in found}) > 1),
         _markdown_experiments(decision),
         _markdown_failures(found),
         _markdown_skipped(decision),
@@ -108,6 +110,36 @@ def _markdown_table(found: list[Row]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _markdown_winners(decision: Mapping[str, Any]) -> str:
+    """By host, where hosts cannot be compared, and by objective, where more than one was measured."""
+    parts = []
+    for title, key, shown in (("By host", "winners_by_host", text.clean), ("By objective", "winners", text.objective)):
+        found = [(name, mapping(entry)) for name, entry in mapping(decision.get(key)).items() if entry]
+        lines = [
+            f"- {escape(shown(name))}: {code(won['configuration'])}. {escape(won.get('sentence') or '')}"
+            for name, won in found
+            if won.get("configuration")
+        ]
+        parts += [f"### {title}\n\n" + "\n".join(lines)] if len(lines) > 1 else []
+    return "\n\n".join(parts)
+
+
+def _markdown_pareto(decision: Mapping[str, Any], *, several: bool) -> str:
+    entries = [mapping(entry) for entry in sequence(decision.get("pareto"))]
+    if len(entries) < 2:
+        return ""
+    names = list(dict.fromkeys(name for entry in entries for name in mapping(entry.get("objectives"))))
+    lines = [
+        "| " + " | ".join(["configuration", *(escape(text.objective(name)) for name in names)]) + " |",
+        "|---|" + "---:|" * len(names),
+    ]
+    for entry in entries:
+        label = f"{entry.get('configuration', '')} @ {entry.get('host', '')}" if several else entry["configuration"]
+        values = [text.objective_value(name, mapping(entry.get("objectives")).get(name)) for name in names]
+        lines.append("| " + " | ".join([code(label), *values]) + " |")
+    return "### None beats these in everything at once\n\n" + "\n".join(lines)
 
 
 def peak_with_interval(row: Row) -> str:
@@ -248,7 +280,8 @@ _COLOURS = {"measured": "green", "failed": "red", "rejected": "yellow", "skipped
 def terminal_table(records: list[Record], decision: Mapping[str, Any], width: int = 100) -> Table:
     """The end of a sweep: one line block a configuration, never wider than `width` characters.
 
-    The last column says why a configuration did not run and what to try, or what the decision says of it.
+    Configurations are shown by single stream, peak and what the winner is chosen by. The last column says why a
+    configuration did not run and what to try, or what the decision says of it.
     """
     found = rows(records, decision)
     simulated = decision.get("simulated") or any(r.simulated for r in records)
@@ -261,7 +294,8 @@ def terminal_table(records: list[Record], decision: Mapping[str, Any], width: in
     table.add_column("C=1\ntok/s", width=7, justify="right", no_wrap=True)
     table.add_column("peak\ntok/s", width=8, justify="right", no_wrap=True)
     table.add_column("@C", width=4, justify="right", no_wrap=True)
-    table.add_column("TTFT p50\nat peak", width=9, justify="right", no_wrap=True)
+    by = str(decision.get("objective") or "")
+    table.add_column(_column_of(by) or "TTFT p50\nat peak", width=9, justify="right", no_wrap=True)
     table.add_column("why", ratio=1, overflow="fold")
     winner = mapping(decision.get("winner"))
     for row in found:
@@ -273,10 +307,27 @@ def terminal_table(records: list[Record], decision: Mapping[str, Any], width: in
             Text(text.rate(row.single_stream)),
             Text(text.rate(row.peak_value)),
             Text(str(row.peak.concurrency) if row.peak else text.UNKNOWN),
-            Text(text.seconds(row.at_peak("ttft", "p50"))),
+            Text(
+                text.objective_value(by, mapping(row.ranking.get("objectives")).get(by))
+                if _column_of(by)
+                else text.seconds(row.at_peak("ttft", "p50"))
+            ),
             Text(_why(row)),
         )
     return table
+
+
+_COLUMNS = {
+    "ttft": "TTFT\nlong",
+    "prefill": "prefill\ntok/s",
+    "goodput": "goodput\nreq/s",
+    "tokens_per_joule": "tokens\na joule",
+}
+
+
+def _column_of(by: str) -> str:
+    """The head of the objective's own column; empty where the table has one for it anyway."""
+    return f"C={by.partition('@')[2]}\ntok/s" if by.startswith("throughput@") else _COLUMNS.get(by, "")
 
 
 def _why(row: Row) -> str:

@@ -112,3 +112,13 @@ def clean(text: Any) -> str:
 def standing(winner: Mapping[str, Any]) -> str:
     """What may be said of a winner: one that a few starts cannot tell from the next leads, and has not won."""
     return {"undecided": "leads, undecided", "tie": "leads, in a tie"}.get(str(winner.get("verdict")), "wins")
+
+
+def objective(name: Any) -> str:
+    """An objective's name as words: `tokens per joule`."""
+    return clean(name).replace("_", " ")
+
+
+def objective_value(name: str, value: Any) -> str:
+    """A value of an objective: a time for TTFT, a rate for the others."""
+    return seconds(value) if name == "ttft" else rate(value)

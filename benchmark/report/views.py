@@ -41,7 +41,7 @@ def winner_view(won: Row, decision: Mapping[str, Any]) -> dict[str, Any]:
         "against": won.baseline,
         "changes": [text.change(*c) for c in won.changes],
         "others": [
-            {"objective": text.clean(name).replace("_", " "), **_only(mapping(entry), "configuration", "sentence")}
+            {"objective": text.objective(name), **_only(mapping(entry), "configuration", "sentence")}
             for name, entry in mapping(decision.get("winners")).items()
         ],
         "texts": [
@@ -60,18 +60,24 @@ def _only(entry: Mapping[str, Any], *keys: str) -> dict[str, str]:
 
 
 def standing(decision: Mapping[str, Any], found: list[Row]) -> dict[str, Any]:
-    """How far the decision carries: what none beats, what would settle close calls, what was not measured and why."""
+    """How far the decision carries: who won on hosts that cannot be compared, what none beats, what would settle close
+    calls, what was not measured and why."""
     several = len({row.host for row in found}) > 1
     pareto = [mapping(entry) for entry in sequence(decision.get("pareto"))]
     names = list(dict.fromkeys(name for entry in pareto for name in mapping(entry.get("objectives"))))
     return {
-        "objectives": [text.clean(name).replace("_", " ") for name in names],
+        "objectives": [text.objective(name) for name in names],
         "pareto": [
             {
                 "label": _label(entry, several),
-                "values": [text.rate(mapping(entry.get("objectives")).get(name)) for name in names],
+                "values": [text.objective_value(name, mapping(entry.get("objectives")).get(name)) for name in names],
             }
             for entry in pareto
+        ],
+        "hosts": [
+            {"host": text.clean(host), **_only(mapping(entry), "configuration", "sentence")}
+            for host, entry in mapping(decision.get("winners_by_host")).items()
+            if entry
         ],
         "more": [_reasoned(entry, "why", several) for entry in map(mapping, sequence(decision.get("more_starts")))],
         "skipped": [_reasoned(entry, "reason", several) for entry in map(mapping, sequence(decision.get("skipped")))],

@@ -5,11 +5,12 @@ Each task that names a filter loads this anew in its worker; the planner, which 
 
 from __future__ import annotations
 
+import base64
 import json
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.shardsweep.serving.benchmark.engine import configuration as conf
-from ansible_collections.shardsweep.serving.benchmark.engine import flags, nodes, unit
+from ansible_collections.shardsweep.serving.benchmark.engine import flags, layout, nodes, unit
 from ansible_collections.shardsweep.serving.benchmark.engine import share as sharing
 
 
@@ -36,6 +37,23 @@ def resolve_configuration(name, catalogue, site=None):
     return _said(resolve)
 
 
+def json_file(content):
+    """The JSON object of a file as ansible.builtin.slurp brings it; {} where it is none: cut off, spoiled, or other.
+
+    Facts say again what can be found out again, so a spoiled one stops nothing.
+    """
+    try:
+        found = json.loads(base64.b64decode(content))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def gpu_places(configuration, environment):
+    """Indices of the GPUs that a configuration takes on a host; empty where they are named by UUID."""
+    return _said(layout.gpu_places, configuration["engine"], environment) or []
+
+
 def plan_sweep(wanted, catalogue, site, setting):
     """What a sweep will do: each configuration, resolved, with the plan's verdict; doubtful ones last."""
     return _said(_planner().plan, wanted, catalogue, site, setting)
@@ -56,12 +74,12 @@ def share_sweep(plan, hosts, host, groups=None):
 
     `groups`: nodes that a host is the first of, where those are several.
     """
+    return _said(sharing.shared_plan, plan, list(hosts), host, groups)
 
-    names = [entry["name"] for entry in plan]
-    baseline = sharing.baseline_of(entry["configuration"] for entry in plan)
-    needs = {entry["name"]: node_count(entry["configuration"]) for entry in plan}
-    mine = set(sharing.share(names, list(hosts), baseline, needs, groups)[host])
-    return [entry for entry in plan if entry["name"] in mine]
+
+def gpu_kind(gpus):
+    """What of a host's GPUs another host must have too to be one of its kind."""
+    return sharing.gpu_kind(gpus)
 
 
 def sweep_context(entry, release, own, shared):
@@ -173,8 +191,11 @@ class FilterModule:
             "plan_command_lines": plan_command_lines,
             "plan_refused": plan_refused,
             "share_sweep": share_sweep,
+            "gpu_kind": gpu_kind,
             "sweep_context": sweep_context,
             "node_count": node_count,
+            "gpu_places": gpu_places,
+            "json_file": json_file,
             "on_node": on_node,
             "spread": spread,
             "lacking_nodes": lacking_nodes,

@@ -63,7 +63,7 @@ def sweep(site: Site, number: int, names: list[str], tell: Tell, *, full_disk_at
     try:
         for name in names:
             try:
-                measured += _turn(site, number, name, tell, full_disk_at)
+                measured += _turn(site, number, name, token, tell, full_disk_at)
             except Exception as error:  # as the playbook's rescue: the next configuration has its turn too
                 tell(f"no-record {name} {type(error).__name__}: {error}")
     finally:
@@ -74,17 +74,18 @@ def sweep(site: Site, number: int, names: list[str], tell: Tell, *, full_disk_at
     return 0 if measured == len(names) and said["phase"] == "restored" else 1
 
 
-def _turn(site: Site, number: int, name: str, tell: Tell, full_disk_at: str) -> bool:
+def _turn(site: Site, number: int, name: str, token: str, tell: Tell, full_disk_at: str) -> bool:
     settings = site.settings
+    holding.claim(settings, token)
     begun = records.begin(settings, site.context(name, number))
     tell(f"begun {name}")
     if not begun["complete"]:
         try:
-            start = _serve(site, name, begun["fingerprint"])
+            start = _serve(site, name, begun["fingerprint"], token)
             tell(f"ready {name}")
             for rung in [rung for rung in site.ladder(name) if rung not in begun["measured"]]:
                 tell(f"point {name} {rung}")
-                record = _point(site, name, begun, rung, start)
+                record = _point(site, name, begun, rung, start, token)
                 with _full_disk(full_disk_at == "controller"):
                     _keep(site, record, Path(begun["record"]).parent)
                 tell(f"kept {name} {rung}")
@@ -92,6 +93,7 @@ def _turn(site: Site, number: int, name: str, tell: Tell, full_disk_at: str) -> 
             failure = failed.failure
             if failure["kind"] == "point_failed":
                 failure = death(settings, name) or watch.failure(settings, name) or failure
+            holding.claim(settings, token)
             records.fail(settings, name, begun["key"], failure, failed.start)
             tell(f"failed {name} {failure['kind']} {failure['sentence']}")
     finished = records.finish(settings, name, begun["key"], site.folder / "facts.d")
@@ -99,17 +101,17 @@ def _turn(site: Site, number: int, name: str, tell: Tell, full_disk_at: str) -> 
     return finished["outcome"] == "measured"
 
 
-def _serve(site: Site, name: str, fingerprint: str) -> dict[str, Any]:
+def _serve(site: Site, name: str, fingerprint: str, sweep: str) -> dict[str, Any]:
     token = uuid.uuid4().hex
     while True:
-        said = switch(site.settings, name, fingerprint, token, yields=[], seconds=_LOOK_SECONDS)
+        said = switch(site.settings, name, fingerprint, token, yields=[], seconds=_LOOK_SECONDS, sweep=sweep)
         if said["phase"] == "ready":
             return said["start"]
         if said["phase"] == "failed":
             raise Failed(said["failure"], said["start"])
 
 
-def _point(site: Site, name: str, begun: dict[str, Any], rung: int, start: dict[str, Any]) -> str:
+def _point(site: Site, name: str, begun: dict[str, Any], rung: int, start: dict[str, Any], sweep: str) -> str:
     spec = {
         "id": f"{begun['key'][:12]}-{name}-c{rung}-{uuid.uuid4().hex}",
         "configuration": name,
@@ -120,6 +122,8 @@ def _point(site: Site, name: str, begun: dict[str, Any], rung: int, start: dict[
         "start": start,
         "accuracy": False,
         "needed": site.ladder(name),
+        "limit_seconds": _LONGEST_SECONDS,
+        "sweep": sweep,
     }
     deadline = time.monotonic() + _LONGEST_SECONDS
     while time.monotonic() < deadline:

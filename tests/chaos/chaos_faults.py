@@ -40,7 +40,7 @@ HOST_KINDS = (*PLAYBOOK_KINDS[:3], REBOOT, *PLAYBOOK_KINDS[3:])
 
 STATE_FILES = (
     "lease.json", "lease-copy.json", "switch.json", "running.json", "job.json", "job-result.json", "job-progress.json",
-    "warmed.json", "restore.json", "host.json",
+    "warmed.json", "restore.json", "host.json", "facts.d/*.fact",
 )  # fmt: skip
 RUBBISH = ("empty", "half", "null", "list", "other", "noise")
 HELD_SECONDS = 6.0

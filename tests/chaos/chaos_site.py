@@ -130,6 +130,7 @@ class Site:
         told = environment | {
             processes.STATE_MARK: str(self.state),
             processes.UNIT_MARK: unit,
+            "SPT_NOENV": "1",
             "SHARDSWEEP_CHAOS_CLOCK": str(self.clock),
             "PYTHONPATH": f"{CLOCK}:{ROOT}",
         }

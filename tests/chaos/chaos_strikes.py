@@ -90,8 +90,9 @@ def repair(settings: Settings) -> str:
 
 
 def spoil(settings: Settings, pattern: str, how: str, seed: int) -> str | None:
-    """Make a file of the state folder, the newest of a pattern, one that cannot be read."""
-    return spoil_newest(settings.state, pattern, how, seed)
+    """Make a file of the state folder, or of the facts beside it, the newest of a pattern, one that cannot be read."""
+    folder = settings.state.parent if pattern.startswith("facts.d/") else settings.state
+    return spoil_newest(folder, pattern, how, seed)
 
 
 def spoil_newest(folder: Path, pattern: str, how: str, seed: int) -> str | None:
@@ -130,9 +131,11 @@ def cut(settings: Settings, seconds: float) -> str:
 
 def running(settings: Settings) -> list[str]:
     """What runs here that belongs to a sweep: engines, their children, load generator; who holds memory or the port."""
-    left = [str(process) for found in processes.marked(settings.state).values() for process in found]
-    left += [f"GPU {h.gpu}: {h.bytes} bytes of {h.name} ({h.pid})" for h in _ledger(settings).holders()]
     manager = manager_for(settings)
+    ours = [process for found in processes.marked(settings.state).values() for process in found]
+    ours += [process for unit in manager.units() for process in manager.processes(unit)]
+    left = [str(process) for process in {process.pid: process for process in ours}.values()]
+    left += [f"GPU {h.gpu}: {h.bytes} bytes of {h.name} ({h.pid})" for h in _ledger(settings).holders()]
     left += [f"{unit} {state.activity}" for unit in manager.units() if (state := manager.state(unit)).running]
     return left + [f"port {settings.port}: {holder}" for holder in processes.port_holders(settings.port) or []]
 

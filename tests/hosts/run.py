@@ -1,4 +1,4 @@
-"""`make test-systemd`: every Molecule scenario but `default`, which `make test` runs.
+"""`make test-hosts`: every Molecule scenario but `default`, which `make test` runs.
 
 A scenario with a `create.yml` makes its hosts by hosts.sh: containers with a real systemd, which needs root on Debian
 or Ubuntu, and installs podman. The others need neither. Some run at a time, since they wait more than they work.
@@ -117,7 +117,7 @@ def has_hosts(scenario: str) -> bool:
 def refusal() -> str | None:
     """Why this machine cannot have test hosts; None where it can."""
     told = "Test hosts are containers with systemd, made from Debian packages (tests/hosts/README.md): "
-    without = " The scenarios without hosts run anywhere: make test-systemd HOSTS=--local."
+    without = " The scenarios without hosts run anywhere: make test-hosts HOSTS=--local."
     if sys.platform != "linux" or shutil.which("apt-get") is None:
         return f"{told}this needs Linux with apt, as Debian and Ubuntu are.{without}"
     if os.geteuid() != 0:
@@ -140,11 +140,11 @@ def main() -> int:
         names = [name for name in names if not has_hosts(name)]
     with_hosts = any(has_hosts(name) for name in names)
     if with_hosts and (why := refusal()):
-        say(f"test-systemd: {why}")
+        say(f"test-hosts: {why}")
         return 1
     LOGS.mkdir(parents=True, exist_ok=True)
     runs = Runs()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("test-systemd: ended from outside"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("test-hosts: ended from outside"))
     results: Results = {}
     try:
         run_all(names, runs, results)

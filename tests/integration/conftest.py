@@ -114,6 +114,7 @@ class Site:
                 "--settings",
                 str(settings),
                 "stop",
+                "--interrupt",
                 "--token",
                 "end",
             ]

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT
+import yaml
+from conftest import BIN, ROOT, said
 
 from benchmark.campaign.store import Campaign
 
@@ -89,3 +90,27 @@ def test_one_that_is_lost_for_good_between_two_points_loses_nothing(site, verb):
     assert record.complete
     assert [point.concurrency for point in record.points] == [1]
     assert before in ([], [record.points])
+
+
+def test_a_raw_file_gets_its_name_when_all_of_it_is_here(site, tmp_path):
+    """The role's own fetch: one file that is on the host, one that is gone there, one of which a part is left here."""
+    here, there = site.folder / "campaigns/kimi-k2.6/here", site.folder / "host"
+    for name in ("ep4/k/requests-a.zst", "ep8/k/requests-b.zst"):
+        (there / name).parent.mkdir(parents=True)
+        (there / name).write_bytes(name.encode() * 1000)
+    (here / "ep8/k").mkdir(parents=True)
+    (here / "ep8/k/.requests-b.zst.part").write_bytes(b"cut")
+    variables = {
+        "__sglang_report_from": str(there),
+        "__sglang_report_to": str(here),
+        "__sglang_report_wanted": ["ep4/k/requests-a.zst", "ep4/k/gone.zst", "ep8/k/requests-b.zst"],
+        "sglang_report_campaign": "kimi-k2.6",
+    }
+    role = {"name": "shardsweep.serving.sglang_report", "tasks_from": "fetch.yml"}
+    task = {"ansible.builtin.include_role": role, "vars": variables}
+    playbook = tmp_path / "fetch.yml"
+    playbook.write_text(yaml.safe_dump([{"hosts": "gpu_servers", "gather_facts": False, "tasks": [task]}]))
+    done = site.play(str(playbook))
+    assert done.returncode == 0, said(done)
+    kept = {str(path.relative_to(here)): path.stat().st_size for path in here.rglob("*") if path.is_file()}
+    assert kept == {"ep4/k/requests-a.zst": 20000, "ep8/k/requests-b.zst": 20000}

@@ -107,6 +107,54 @@ def test_a_planted_secret_is_in_nothing_that_a_sweep_writes_or_shows(site, tmp_p
     assert list(scratch.glob("shardsweep-*")) == []
 
 
+_TELLING_ENGINE = """#!/bin/sh
+# An engine that tells every secret it has before it ends.
+cat <<'LOG'
+[2026-11-29 11:34:10] server_args=ServerArgs(model_path='/m', api_key='PlantedByTheEngine1', tp_size=8)
+[2026-11-29 11:34:11] Request headers: {"X-Api-Key": "PlantedByTheEngine2", "token": "PlantedByTheEngine3"}
+[2026-11-29 11:34:12] Scheduler hit an exception: Traceback (most recent call last):
+  File "/opt/hub.py", line 7, in fetch
+    raise Refused(f"AWS_SECRET_ACCESS_KEY={key}")
+hub.Refused: Authorization: Basic PlantedByTheEngine4 at http://me:PlantedByTheEngine5@hub, TOKEN=PlantedByTheEngine6
+LOG
+exit 1
+"""
+
+
+def test_what_the_engine_and_strangers_tell_is_in_no_record_of_a_sweep_that_fails(site, tmp_path):
+    python = site.folder / "telling-engine"
+    python.write_text(_TELLING_ENGINE)
+    python.chmod(0o755)
+    site.variables |= {"sglang_service_python": str(python), "sglang_service_parser_seconds": 5}
+    site.write()
+    command = [str(BIN / "shardsweep"), "sweep", "ep8", "-i", str(site.inventory), "--concurrencies", "1"]
+    told = subprocess.run(command, cwd=ROOT, env=site.environment(), capture_output=True, text=True, timeout=300)
+    del site.variables["sglang_service_python"]
+    site.write()
+    words = ["--api-key", "PlantedByAStranger1", "HF_TOKEN=PlantedByAStranger2"]
+    (tmp_path / "listen.py").write_text(
+        f"import socket; s = socket.create_server(('127.0.0.1', {site.port})); print(1, flush=True); input()"
+    )
+    listening, pipe = [sys.executable, "listen.py", *words], subprocess.PIPE
+    stranger = subprocess.Popen(listening, cwd=tmp_path, stdin=pipe, stdout=pipe, text=True)
+    try:
+        assert stranger.stdout.readline()
+        command[2] = "ep4"
+        blocked = subprocess.run(command, cwd=ROOT, env=site.environment(), capture_output=True, text=True, timeout=300)
+    finally:
+        stranger.communicate("\n")
+    records = [json.loads(path.read_bytes()) for path in (site.folder / "campaigns").rglob("record.json")]
+    failures = {record["configuration"]["name"]: record["failure"] for record in records}
+    assert "REMOVED" in failures["ep8"]["sentence"] + str(failures["ep8"]["evidence"]), said(told)
+    assert failures["ep4"]["kind"] == "blocked_by_others", said(blocked)
+    assert "--api-key REMOVED" in failures["ep4"]["sentence"]
+    # The engine's own log says what the engine says.
+    own = (*OWN_INPUTS, "telling-engine", "state/log/sglang-ep8.log")
+    everything = [(name, content) for name, content in everything_below(site.folder) if name not in own]
+    assert [(name, content) for name, content in everything if b"PlantedBy" in content] == []
+    assert "PlantedBy" not in told.stdout + told.stderr + blocked.stdout + blocked.stderr
+
+
 @pytest.mark.parametrize(
     ("variables", "words"),
     [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import time
 
 import pytest
-from conftest import BIN, ROOT, recap, said
+from conftest import BIN, ROOT, recap, run, said
 
 from benchmark.campaign.store import Campaign
 
@@ -111,6 +112,52 @@ def test_a_sweep_asks_before_it_stops_what_serves(served):
     assert served.serving() == ["sglang-ep4"]
 
 
+def test_the_command_without_a_terminal_says_how_to_go_on_and_stops_nothing(served):
+    served.write()
+    line = [str(BIN / "shardsweep"), "sweep", "ep8", "-i", str(served.inventory), "--json"]
+    done = run(line, ROOT, served.environment())
+    assert done.returncode not in (0, None)
+    told = json.loads(done.stdout)
+    assert told["winner"] is None
+    assert "sglang-ep4 serves on here and would be stopped. Say -e interrupt=true" in " ".join(told["errors"])
+    assert "sglang-ep4 serves on here and would be stopped. Say -e interrupt=true" in " ".join(done.stderr.split())
+    assert served.serving() == ["sglang-ep4"]
+
+
+def test_the_command_at_a_terminal_asks_once_and_does_what_is_answered(served):
+    said_no, status = at_a_terminal(served, "n\n")
+    assert status != 0 and "Nothing was stopped" in said_no, said_no
+    assert served.serving() == ["sglang-ep4"] and records(served) == {}
+    said_yes, status = at_a_terminal(served, "y\n")
+    assert status == 0, said_yes
+    assert said_yes.count("sglang-ep4 serves on here.") == said_yes.count("Stop it for the sweep? [y/N]") == 1
+    assert records(served)["here", "ep8"].outcome == "measured"
+    assert served.serving() == ["sglang-ep4"]
+
+
+def at_a_terminal(site, answer: str) -> tuple[str, int]:
+    """(what a terminal shows of a sweep whose question is answered so, exit status)."""
+    site.write()
+    line = [str(BIN / "shardsweep"), "sweep", "ep8", "-i", str(site.inventory), "--concurrencies", "1"]
+    ours, theirs = pty.openpty()
+    environment = site.environment() | {"TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(line, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown, deadline = "", time.monotonic() + 240
+    while time.monotonic() < deadline:
+        try:
+            shown += os.read(ours, 65536).decode(errors="replace")
+        except OSError:  # the other side was closed
+            break
+        if answer and "[y/N]" in shown:
+            os.write(ours, answer.encode())
+            answer = ""
+    else:
+        process.kill()
+    os.close(ours)
+    return shown, process.wait(timeout=30)
+
+
 def test_the_last_host_down_takes_nothing_from_the_others(site):
     site.hosts["zz-down"] = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_user": "nobody"}
     done = site.play("sweep.yml", configs="ep8", concurrencies="1")
@@ -199,6 +246,12 @@ def test_two_sweeps_of_one_host_exclude_each_other(served):
     refused = served.play("sweep.yml", configs="ep8", interrupt=True)
     assert refused.returncode != 0
     assert "Another sweep holds this host: somebody else" in said(refused)
+    deployed = served.play("deploy.yml", config="ep8", interrupt=True)
+    assert deployed.returncode != 0
+    assert "A sweep holds this host: somebody else" in said(deployed)
+    # A sweep that comes back from sleep is told so by each verb.
+    late = served.verb("switch", "ep8", "--token", "x", "--sweep", "the one that slept", "--fingerprint", "f")
+    assert late["error"].startswith("Another sweep holds this host: somebody else")
     assert served.serving() == ["sglang-ep4"]
     assert served.verb("observe")["lease"]["owner"] == "somebody else"
     assert served.verb("sweep-end", "--token", "other", "--after", "winner")["phase"] == "restored"
@@ -219,10 +272,13 @@ def test_an_inventory_that_matches_no_host_says_so(site):
 
 
 def test_stop_means_stop_even_in_a_sweep(site):
-    site.variables["sglang_service_lease_seconds"] = 3
     assert site.play("deploy.yml", config="ep4").returncode == 0
     site.verb("sweep-begin", "--token", "mine", "--owner", "me", "--after", "previous")
-    assert site.play("playbooks/stop.yml").returncode == 0
+    refused = site.play("playbooks/stop.yml")
+    assert refused.returncode != 0
+    assert "A sweep holds this host: me" in said(refused)
+    assert site.serving() == ["sglang-ep4"]
+    assert site.play("playbooks/stop.yml", interrupt=True).returncode == 0
     time.sleep(6)
     assert site.serving() == []
     assert site.verb("observe")["lease"] is None

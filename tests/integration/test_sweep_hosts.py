@@ -38,14 +38,16 @@ def test_alike_hosts_share_the_configurations_and_each_has_the_baseline(two):
 
 
 def test_unlike_hosts_have_a_campaign_each(two):
-    two.hosts["there"]["sglang_service_simulated_hardware"] = "8x H100 SXM"
+    two.hosts["there"]["sglang_service_simulated_hardware"] = "8x H200"
     done = two.play("sweep.yml", configs="tp8,ep8", concurrencies="4")
     assert done.returncode == 0, said(done)
-    names, _ = found(two)
+    names, decision = found(two)
     assert {host: sorted(set(told)) for host, told in names.items()} == {
         "here": ["ep8", "tp8"],
         "there": ["ep8", "tp8"],
     }
+    # Both measured both, and still neither says anything of the other.
+    assert set(decision["winners_by_host"]) == {"here", "there"}
 
 
 def test_sharing_can_be_refused(two):

@@ -64,6 +64,27 @@ def test_a_full_sweep_starts_the_baseline_three_times_and_finalists_twice(site):
     assert "nothing is left to measure" in said(again)
 
 
+def test_further_starts_measure_what_the_objective_is_read_from(site):
+    site.variables["sglang_report_confidence"] = "full"
+    site.variables["sglang_benchmark_further"] = [{"workload": "quick_long", "concurrency": 1}]
+    asked = {"configs": "ep8", "concurrencies": "1,4", "objective": "goodput"}
+    refused = site.play("sweep.yml", **asked)
+    assert refused.returncode != 0
+    assert "The objective goodput is read from an open loop, and none is measured" in said(refused)
+
+    done = site.play("sweep.yml", **asked, rate=4, ttft_limit=30)
+    assert done.returncode == 0, said(done)
+    points = {r.start_number: {(p.workload, p.concurrency) for p in r.points} for r in campaign_of(site).records()}
+    assert points == {
+        1: {("quick", 1), ("quick", 4), ("quick_long", 1), ("quick_open", 4)},
+        2: {("quick", 4), ("quick_open", 4)},
+        3: {("quick", 4), ("quick_open", 4)},
+    }
+    decision = decision_of(site)
+    assert (decision["winner"]["objective"], decision["winner"]["starts"]) == ("goodput", 3)
+    assert decision["noise"]["goodput"]["assumed"] is False
+
+
 def test_a_rung_that_cannot_win_is_left_out_with_the_reason(site):
     site.variables["sglang_site_configs"] = {
         "one_at_a_time": {"extends": "ep8", "against": "ep8", "engine": {"max_running_requests": 1}}

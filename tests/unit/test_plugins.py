@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
+from ansible_collections.shardsweep.serving.plugins.filter.configurations import FilterModule
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,12 +77,58 @@ def test_a_verb_that_fails_fails_its_task_and_its_answer_is_there(tmp_path):
     task = {"argv": [sys.executable, "-c", 'import sys; print(\'{"error": "no room"}\'); sys.exit(2)']}
     said = play(tmp_path, "verb", task)
     assert (json.loads(said["stdout"]), said["rc"], said["failed"]) == ({"error": "no room"}, 2, True)
+    assert said["msg"] == "no room"
+
+
+@pytest.mark.parametrize(
+    ("program", "msg"),
+    [
+        ("import sys; sys.stderr.write('Traceback\\nOSError: [Errno 28]\\n\\n'); sys.exit(3)", "OSError: [Errno 28]"),
+        ("print('[1]'); raise SystemExit(5)", "It ended with status 5 and said nothing."),
+    ],
+)
+def test_a_verb_that_left_no_answer_is_told_by_the_last_line_of_its_trace(tmp_path, program, msg):
+    assert play(tmp_path, "verb", {"argv": [sys.executable, "-c", program]})["msg"] == msg
 
 
 def test_a_verb_is_not_run_in_check_mode(tmp_path):
     touched = tmp_path / "touched"
     said = play(tmp_path, "verb", {"argv": ["touch", str(touched)]}, "--check")
     assert said["skipped"] and not touched.exists()
+
+
+def test_a_verb_is_not_asked_again_once_its_controller_was_killed(tmp_path):
+    asked = tmp_path / "asked"
+    asking = {
+        "shardsweep.serving.verb": {"argv": ["sh", "-c", f"echo $PPID >> {shlex.quote(str(asked))}"]},
+        "until": False,
+        "retries": 200,
+        "delay": 0.1,
+    }
+    command, environment = told_to_play(tmp_path, [asking])
+    controller = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait(lambda: asked.exists() and len(asked.read_text().split()) >= 2)
+        children = [
+            int(pid) for pid in Path(f"/proc/{controller.pid}/task/{controller.pid}/children").read_text().split()
+        ]
+    finally:
+        controller.kill()
+        controller.wait()
+    assert children
+    wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+    often = len(asked.read_text().split())
+    time.sleep(1)
+    assert len(asked.read_text().split()) == often < 100
+
+
+def wait(true: Callable[[], bool], seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "It has not come."
+        time.sleep(0.05)
 
 
 def play(tmp_path: Path, action: str, arguments: dict, *options: str, umask: int = 0o022) -> dict:
@@ -89,6 +141,13 @@ def play(tmp_path: Path, action: str, arguments: dict, *options: str, umask: int
             "check_mode": False,
         },
     ]
+    command, environment = told_to_play(tmp_path, tasks)
+    subprocess.run([*command, *options], cwd=ROOT, env=environment, check=True, capture_output=True, umask=umask)
+    return {"failed": False, **json.loads(told.read_text())}
+
+
+def told_to_play(tmp_path: Path, tasks: list[dict]) -> tuple[list[str], dict[str, str]]:
+    """The command, and its environment, that plays these tasks on this machine."""
     book = tmp_path / "verb.yml"
     book.write_text(yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
     environment = {
@@ -97,6 +156,20 @@ def play(tmp_path: Path, action: str, arguments: dict, *options: str, umask: int
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
     }
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", "-c", "local", str(book)]
-    options = ("-e", f"ansible_python_interpreter={sys.executable}", *options)
-    subprocess.run([*command, *options], cwd=ROOT, env=environment, check=True, capture_output=True, umask=umask)
-    return {"failed": False, **json.loads(told.read_text())}
+    return [*command, "-e", f"ansible_python_interpreter={sys.executable}"], environment
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        (b'{"path": "/m", "revision": "abc"}', {"path": "/m", "revision": "abc"}),
+        (b'{"path": "/m", "revi', {}),
+        (b"", {}),
+        (b"[1]", {}),
+        (b"null", {}),
+        (b"\xff\x00", {}),
+        (b"[" * 100_000, {}),
+    ],
+)
+def test_a_spoiled_fact_counts_as_absent(content, read):
+    assert FilterModule().filters()["json_file"](base64.b64encode(content).decode()) == read

@@ -70,7 +70,7 @@ def test_group_vars_hold_the_catalogue_and_nothing_else():
 def test_a_role_has_a_scenario_of_its_own(role):
     scenario = ROOT / "molecule" / role
     assert (scenario / "verify.yml").exists() or (scenario / "side_effect.yml").exists()
-    # `make test-systemd` runs it.
+    # `make test-hosts` runs it.
     assert role in load_runner().scenarios()
 
 
@@ -142,3 +142,28 @@ def test_local_hosts_use_the_python_that_runs_ansible(inventory):
 def test_root_playbooks_are_three_lines():
     for name in ("deploy.yml", "sweep.yml"):
         assert len((ROOT / name).read_text().splitlines()) <= 4
+
+
+def tasks_of(path: Path):
+    """Every task of a file, those within plays and blocks too."""
+    waiting = list(load(path) or [])
+    while waiting:
+        task = waiting.pop()
+        if isinstance(task, dict):
+            yield task
+            waiting += [inner for key in ("tasks", "block", "rescue", "always") for inner in task.get(key) or []]
+
+
+def test_a_host_that_is_asked_until_it_is_over_is_not_cut_off_by_a_number_of_tries():
+    """Its own limits follow from the model's size; a loop whose tries are used up ends as if all were well."""
+    files = [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]
+    asking = [
+        (path.name, task["retries"])
+        for path in files
+        if path.parent.name != "all" and "gpu_host" not in path.parts  # whose runs have a limit of seconds each
+        for task in tasks_of(path)
+        if "phase" in str(task.get("until", ""))
+    ]
+    assert len(asking) > 8
+    assert {tries for _, tries in asking} == {"{{ __sglang_service_most_looks }}"}, asking
+    assert load(ROOT / "roles/sglang_service/vars/main.yml")["__sglang_service_most_looks"] * 5 > 7 * 86400

@@ -277,6 +277,21 @@ def test_the_guard_looks_after_a_reboot_only_where_a_sweep_was_cut_off():
     assert "Install" not in job
 
 
+def test_a_title_does_not_overwrite_the_environment_that_tells_whose_a_process_is():
+    assert ("Environment", '"SPT_NOENV=1"') in read_unit(render())["Service"]
+    assert "\nexport SPT_NOENV=1\n" in render("launch.sh.j2")
+
+
+def test_a_guard_that_is_killed_is_started_again_and_a_load_generator_is_not():
+    job = {"unit": "shardsweep-job", "verb": "run-job", "what": "x", "at_boot": False}
+    assert service_of(render("tools.systemd.j2"))["Restart"] == "on-failure"
+    assert ("StartLimitIntervalSec", "0") in read_unit(render("tools.systemd.j2"))["Unit"]
+    assert service_of(render("tools.systemd.j2", item=job))["Restart"] == "no"
+    own = {"sglang_tools_settings": "/var/lib/x/settings.json"}
+    assert "autorestart = unexpected\nstartsecs = 1\n" in render("tools.supervisor.j2", **own)
+    assert "autorestart = false\nstartsecs = 0\n" in render("tools.supervisor.j2", item=job, **own)
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed here")
 @pytest.mark.parametrize("restart", ["no", "on-failure", "always"])
 def test_systemd_itself_finds_nothing_wrong(tmp_path, restart):

@@ -7,21 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..secrets import masked
+
 GIB = 1 << 30
 LONGEST_LINE = 2000
 """Characters of a line that are looked at."""
 
-_SECRET = re.compile(
-    r"""(?ix) ( \b \w* (?: (?:api_?key|password|secret) ['"]? \s* [=:] | token ['"]? \s* = ) \s* )
-    ('[^']*' | "[^"]*" | [^\s,)]+) """
-)
-_SECRET_WORDS = re.compile(r"\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|Bearer\s+[\w.~+/=-]{4,})")
-
 
 def shown(text: str) -> str:
     """A line fit to be kept and shown: no secrets, not longer than LONGEST_LINE."""
-    text = _SECRET.sub(r"\1***", text[:LONGEST_LINE])
-    return _SECRET_WORDS.sub("***", text)
+    return masked(text[:LONGEST_LINE])
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .check import Check, listed
 
@@ -50,6 +51,29 @@ def xids(lines: Sequence[str] | None) -> Check:
     if all(number in _PROGRAM for _, number in seen):
         return Check("xid", "ok", f"{listed(told[:6])}: the programs' own")
     return Check("xid", "warning", listed(told[:6]), "Look it up in NVIDIA's Xid catalogue.")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A GPU that does not go on after this."""
+
+    line: str
+    bus: str
+    """`0000:41:00`, as the driver names it; empty where the line does not."""
+    told: str
+
+
+def faults(lines: Sequence[str]) -> list[Fault]:
+    """Xids after which a GPU does not go on, as opposed to those of a program's own mistake."""
+    found = []
+    for line in lines:
+        if match := _XID.search(line):
+            bus, number = match.group(1).lower(), int(match.group(2))
+            if number in _FATAL:
+                found.append(Fault(line.strip(), bus, f"Xid {number} ({_meaning(number)}) at {bus}"))
+        elif _LOST.search(line):
+            found.append(Fault(line.strip(), "", "it has fallen off the bus"))
+    return found
 
 
 def _meaning(number: int) -> str:

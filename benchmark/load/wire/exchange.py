@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...engine.secrets import masked
 from .answers import Answer, Reader, error_text
 from .sse import EventSplitter
 
@@ -64,7 +65,11 @@ class Exchange:
         self.error: str | None = None
 
     def failure(self) -> str | None:
-        """Why this is no success, or None. A success has status 200, a whole body and a finish reason."""
+        """Why this is no success, or None, without secrets. A success has status 200, a whole body, a finish reason."""
+        why = self._failure()
+        return why and masked(why)
+
+    def _failure(self) -> str | None:
         if self.error:
             return self.error
         if self.status != 200:

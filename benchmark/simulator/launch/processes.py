@@ -23,19 +23,25 @@ def die_with(parent: int) -> None:
 def set_title(title: str) -> None:
     """Shows `title` in the process list (comm, cut to 15 characters, and command line). Best effort.
 
-    The command line is where the kernel says the argument area is (fields 48 and 49 of /proc/self/stat).
+    The command line and the environment are where the kernel says (fields 48 to 51 of /proc/self/stat). As setproctitle
+    does it, which SGLang uses: what /proc/self/environ shows is gone afterwards, unless SPT_NOENV is set.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
+        start, end, environment, environment_end = (int(field) for field in fields[45:49])
     except (OSError, ValueError, IndexError):
         return
     size = end - start
     if start and size > 1:
         text = title.encode()[: size - 1]
         ctypes.memmove(start, text + b"\0" * (size - len(text)), size)
+    if environment and not os.environ.get("SPT_NOENV"):
+        # What the process itself reads, and its children get, moves elsewhere first.
+        for name, value in os.environ.items():
+            os.putenv(name, value)
+        ctypes.memset(environment, 0, environment_end - environment)
 
 
 def children(pid: int) -> list[int]:

@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from benchmark.campaign import record as rec
 from benchmark.campaign.decide import decide
+from benchmark.campaign.judged import winner_on
 from benchmark.campaign.objectives import ObjectiveError
 
 
-def measured(name, *points, against=None, engine=None, limit=None, number=1, **more):
+def measured(name, *points, against=None, engine=None, limit=None, number=1, engine_of=None, **more):
     configuration = rec.Configuration(
         name=name, against=against, hypothesis="The peak is higher." if against else None, engine=engine or {}
     )
     start = rec.Start(started_at="2026-01-01T00:00:00Z", max_running_requests=limit)
     fields = {"start": start, "start_number": number, "created_at": f"2026-01-01T{number:02d}:00:00Z"}
+    fields |= {"engine": engine_of} if engine_of else {}
     return a_record(configuration=configuration, outcome="measured", points=list(points), **(fields | more))
 
 
@@ -192,6 +194,166 @@ def test_alike_hosts_are_corrected_by_their_common_baseline():
     assert found["winner"]["configuration"] == "b"
     assert found["winners_by_host"] == {}
     assert [e["effect"]["peak"]["ratio"] for e in found["experiments"]] == [pytest.approx(1.5), pytest.approx(1.3)]
+
+
+def on(name, gpu, **more):
+    """A host's name and its eight GPUs, as a record has them."""
+    return rec.Host(name=name, gpus=[{"name": gpu}] * 8, **more)
+
+
+@pytest.mark.parametrize(
+    ("pcie", "nvlink"),
+    [
+        (on("pcie", "NVIDIA H100 PCIe"), on("nvlink", "NVIDIA H100 80GB HBM3")),
+        (on("pcie", "NVIDIA H100 PCIe", driver="570.1"), on("nvlink", "NVIDIA H100 PCIe", driver="580.2")),
+    ],
+)
+def test_unlike_hosts_have_a_winner_each_though_they_measured_the_same(pcie, nvlink):
+    records = [
+        measured(name, a_point(64, rate), host=host)
+        for host, rates in ((pcie, {"a": 100.0, "b": 150.0}), (nvlink, {"a": 300.0, "b": 200.0}))
+        for name, rate in rates.items()
+    ]
+    found = decide(records)
+    assert {host: won["configuration"] for host, won in found["winners_by_host"].items()} == {
+        "pcie": "b",
+        "nvlink": "a",
+    }
+    assert winner_on(found, "pcie")["configuration"] == "b"
+    assert winner_on(found, "nvlink")["configuration"] == "a"
+    # 100 against 150, and 200 against 300: each against the winner of its own host.
+    told = {(row["host"], row["configuration"]): row["sentence"] for row in found["ranking"]}
+    assert told["pcie", "a"].startswith("-33% against")
+    assert told["nvlink", "b"].startswith("-33% against")
+    assert told["pcie", "b"] == "The highest peak."
+    assert {(row["host"], row["configuration"]) for row in found["pareto"]} == {("pcie", "b"), ("nvlink", "a")}
+
+
+def test_another_release_on_another_host_is_not_compared():
+    old, new = (rec.Engine(name="sglang", version=version) for version in ("0.5.11", "0.5.23"))
+    records = [
+        measured("a", a_point(64, 100.0), host=on("h1", "X"), engine_of=old),
+        measured("a", a_point(64, 200.0), host=on("h2", "X"), engine_of=new),
+    ]
+    assert set(decide(records)["winners_by_host"]) == {"h1", "h2"}
+
+
+def test_alike_hosts_that_share_a_sweep_hold_a_configuration_against_what_the_other_measured():
+    # tp8 on both: h1 is a quarter faster. ep8 is 1.2 times tp8 on h1, ep8_tuned 1.5 times tp8 on h2.
+    base = [measured("tp8", a_point(64, rate), host=on(host, "X")) for rate, host in ((100.0, "h1"), (80.0, "h2"))]
+    ep8 = measured("ep8", a_point(64, 120.0), host=on("h1", "X"), against="tp8")
+    tuned = measured(
+        "ep8_tuned", a_point(64, 120.0), host=on("h2", "X"), against="ep8", engine={"max_running_requests": 256}
+    )
+    found = {e["configuration"]: e for e in decide([*base, ep8, tuned])["experiments"]}
+    assert found["ep8_tuned"]["against_host"] == "h1"
+    assert found["ep8_tuned"]["effect"]["peak"]["ratio"] == pytest.approx(1.25)
+    assert found["ep8_tuned"]["due_to"] == "max_running_requests"
+    assert "ep8 was measured on h1; what both hosts measured corrects the difference." in found["ep8_tuned"]["sentence"]
+
+
+def test_hosts_that_have_a_third_in_common_are_compared_by_way_of_it():
+    # h2 is half as fast as h1 (by a), h3 half as fast as h2 (by b): c reads 40 on h3, which is 160 on h1.
+    rates = [("h1", "a", 100.0), ("h2", "a", 50.0), ("h2", "b", 60.0), ("h3", "b", 30.0), ("h3", "c", 40.0)]
+    found = decide([measured(name, a_point(64, rate), host=on(host, "X")) for host, name, rate in rates])
+    assert found["winners_by_host"] == {}
+    assert found["winner"]["configuration"] == "c"
+
+
+def test_the_order_the_reasons_and_the_pareto_set_are_corrected_for_hosts():
+    def both(name, one, many, host):
+        return measured(name, a_point(1, one), a_point(64, many), host=on(host, "X"))
+
+    found = decide(
+        [
+            both("a", 10.0, 100.0, "h1"),
+            both("a", 8.0, 80.0, "h2"),
+            both("b", 12.0, 120.0, "h2"),  # 1.5 times a
+            both("d", 11.2, 112.0, "h2"),  # 1.4 times
+            both("c", 13.0, 130.0, "h1"),  # 1.3 times, and the highest reading
+        ]
+    )
+    assert [row["configuration"] for row in found["ranking"]] == ["b", "d", "c", "a", "a"]
+    # 1.3 / 1.5 - 1
+    assert sentences(found)["c"].startswith("-13.3% against the winner")
+    assert [row["configuration"] for row in found["pareto"]] == ["b"]
+
+
+def test_a_small_difference_that_is_certain_is_a_tie_and_the_simpler_is_preferred():
+    noise = (0.999, 1.001, 0.999, 1.001)
+    records = [
+        *starts("root", *(100.0 * n for n in noise)),
+        *starts("more", *(101.0 * n for n in noise), against="root", engine={"page_size": 16}),
+    ]
+    found = decide(records)
+    assert found["experiments"][0]["effect"]["peak"]["low"] > 1
+    assert (found["winner"]["configuration"], found["winner"]["verdict"]) == ("root", "tie")
+    # That it is higher is not so: less than 2 % is no difference.
+    assert found["experiments"][0]["verdict"] == "refuted"
+
+
+def test_one_look_has_the_whole_error_and_four_share_it():
+    # Noise sqrt(0.0016 / 3) = 0.0231, error 0.0231 x sqrt(1/3 + 1/2) = 0.0211; t(0.05, 3) = 3.182 makes 6.7 %, and the
+    # 2.5 % of the first of four looks t = 4.177, 8.8 %. b is ahead by 8 %.
+    base = [100.0 * f for f in (0.98, 1.02, 1.0)]
+    records = [*starts("a", *base), *starts("b", *(108.0 * f for f in (0.98, 1.02)), against="a")]
+    assert decide(records, looks=1)["winner"]["verdict"] == "sure"
+    assert decide(records, looks=4)["winner"]["verdict"] == "undecided"
+
+
+def test_what_further_starts_show_to_be_better_for_sure_is_the_winner():
+    # a read best on its first start alone; the baseline's twenty starts tell the noise.
+    records = [
+        *starts("root", *[50.0] * 20),
+        *starts("a", 101.0, 90.0, 90.0, 90.0, against="root"),
+        *starts("b", 100.0, against="root"),
+    ]
+    winner = decide(records)["winner"]
+    assert (winner["configuration"], winner["verdict"], winner["close"]) == ("b", "sure", [])
+
+
+def test_a_loser_by_another_objective_is_told_why():
+    few = measured("few", a_point(8, 100.0), a_point(64, 200.0), limit=16)
+    many = measured("many", a_point(8, 90.0), a_point(64, 600.0), limit=256)
+    assert sentences(decide([few, many], "throughput@64"))["few"] == (
+        "-67% against the winner. It runs at most 16 requests at once; the winner was read at 64. "
+        "+11% with 8 streams, behind from 64 on (-67% at 64)."
+    )
+
+
+def spread_of(seconds):
+    """Of requests that all took as long."""
+    return rec.Distribution(count=100, **dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "min", "max"), seconds))
+
+
+def a_long_point(seconds, rate):
+    spread = spread_of(seconds)
+    return a_point(1, 20.0, workload="long", ttft_seconds=spread, prompt_tokens_per_second=rate)
+
+
+def test_a_loser_at_long_prompts_is_told_how_fast_it_reads_them():
+    long = {"workload": {"name": "long", "prompt_tokens": 8192}}
+    slow, fast = (
+        measured("slow", a_long_point(4.0, 2000.0), **long),
+        measured("fast", a_long_point(1.0, 8000.0), **long),
+    )
+    assert sentences(decide([slow, fast], "ttft"))["slow"] == (
+        "+300% against the winner. Prompts are read 0.25 times as fast."
+    )
+
+
+def offered(goodput, ttft):
+    told = {"goodput_requests_per_second": goodput, "ttft_seconds": spread_of(ttft)}
+    return msgspec.structs.replace(a_point(64, 100.0, **told), rate=2.0)
+
+
+def test_a_goodput_of_none_is_told_as_what_it_is():
+    found = decide(
+        [measured("a", offered(1.5, 0.5)), measured("b", offered(0.0, 5.0)), measured("c", offered(0.5, 2.0))],
+        "goodput",
+    )
+    assert sentences(found)["b"] == "No request met the limits at 2 requests a second (median TTFT 5 s)."
+    assert sentences(found)["c"] == "-67% against the winner. A first token takes 4.00 times as long."
 
 
 def test_hosts_without_anything_in_common_have_a_winner_each():

@@ -26,11 +26,56 @@ from benchmark.campaign.objectives import PEAK, SINGLE_STREAM, group
             "More requests at once and fewer returns to the scheduler raise the peak by half.",
             [Claim("peak", True)],
         ),
-        ("Attention split two ways costs the fewest all-reduces.", [Claim("peak", True)]),
+        ("Balanced experts shorten the slowest GPU's step and raise the peak.", [Claim("peak", True)]),
+        (
+            "Fewer expert groups cost less balance and no more traffic; the peak rises by a few percent.",
+            [Claim("peak", True)],
+        ),
+        ("Smaller groups talk less; each stream is faster.", [Claim("single_stream", True)]),
+        (
+            "Attention split two ways needs the fewest all-reduces, so each stream is faster.",
+            [Claim("single_stream", True)],
+        ),
+        # Of a time and of energy less is better, whatever the words.
         ("The first token comes faster.", [Claim("ttft", True)]),
-        ("TTFT is lower; a token takes less energy.", [Claim("ttft", True), Claim("tokens_per_joule", False)]),
-        ("A single stream is no slower; the peak does not rise.", [Claim("peak", True)]),
-        (None, [Claim("peak", True)]),
+        ("The first token comes slower.", [Claim("ttft", False)]),
+        ("TTFT is worse.", [Claim("ttft", False)]),
+        ("TTFT is higher.", [Claim("ttft", False)]),
+        ("TTFT is longer; prefill suffers.", [Claim("ttft", False), Claim("prefill", False)]),
+        ("TTFT improves.", [Claim("ttft", True)]),
+        ("Better TTFT.", [Claim("ttft", True)]),
+        ("Quicker first token.", [Claim("ttft", True)]),
+        ("TTFT is lower; a token takes less energy.", [Claim("ttft", True), Claim("tokens_per_joule", True)]),
+        ("It takes less energy a token.", [Claim("tokens_per_joule", True)]),
+        ("Power is lower.", [Claim("tokens_per_joule", True)]),
+        ("It draws more power.", [Claim("tokens_per_joule", False)]),
+        ("Fewer joules a token.", [Claim("tokens_per_joule", True)]),
+        ("More tokens a joule.", [Claim("tokens_per_joule", True)]),
+        ("Energy efficiency is higher.", [Claim("tokens_per_joule", True)]),
+        ("Reduces throughput.", [Claim("peak", False)]),
+        ("Halves throughput.", [Claim("peak", False)]),
+        ("It hurts the peak.", [Claim("peak", False)]),
+        ("The all-reduces cost throughput.", [Claim("peak", False)]),
+        ("Without all-reduces throughput is higher.", [Claim("peak", True)]),
+        ("More tokens a second.", [Claim("peak", True)]),
+        # Many streams are not one.
+        ("With 256 streams throughput is higher.", [Claim("peak", True)]),
+        ("Holds more streams.", []),
+        ("Streams get slower.", [Claim("single_stream", False)]),
+        ("Single-stream throughput is higher.", [Claim("single_stream", True)]),
+        # What is denied leaves room for a tie, and for more.
+        ("No slower than a.", [Claim("peak", False, denied=True)]),
+        (
+            "A single stream is no slower; the peak does not rise.",
+            [Claim("single_stream", False, denied=True), Claim("peak", True, denied=True)],
+        ),
+        ("TTFT is not higher.", [Claim("ttft", False, denied=True)]),
+        ("The peak is neither higher nor lower.", [Claim("peak", None)]),
+        ("The peak stays the same; TTFT is lower.", [Claim("peak", None), Claim("ttft", True)]),
+        # Nothing that can be read is no claim.
+        ("Attention split two ways costs the fewest all-reduces.", []),
+        ("Wider shards pay off.", []),
+        (None, []),
         # Of a campaign on a real engine: what is slower and names nothing is the total.
         (
             "Batches of 256 launch every kernel by hand and are slower; smaller ones stay as they are.",
@@ -45,9 +90,30 @@ def test_what_a_hypothesis_claims(hypothesis, expected):
     assert claims(hypothesis) == expected
 
 
-@given(st.text())
-def test_any_text_claims_something(text):
-    assert claims(text)
+_WORDS = st.sampled_from(
+    [
+        "no",
+        "not",
+        "ttft",
+        "energy",
+        "peak",
+        "total",
+        "stream",
+        "faster",
+        "slower",
+        "higher",
+        "more",
+        "tokens",
+        "and",
+        ";",
+    ]
+)
+
+
+@given(st.text() | st.lists(_WORDS).map(" ".join))
+def test_any_text_can_be_read_and_claims_one_thing_of_an_objective(text):
+    found = claims(text)
+    assert len({claim.objective for claim in found}) == len(found)
 
 
 def test_a_split_changes_two_keys_and_is_one_cause():
@@ -107,6 +173,33 @@ def test_a_ladder_that_was_left_early_tells_no_peak():
     assert one(starts("a", 100.0, 101.0) + starts("b", 60.0, 61.0, **change, left=ended))["verdict"] == "refuted"
 
 
+@pytest.mark.parametrize(
+    ("interval_of", "verdict"),
+    [
+        ((100.0, 100.1, 99.9, 100.0), "supported"),  # as fast
+        ((130.0, 130.1, 129.9, 130.0), "supported"),  # faster
+        ((99.0, 99.1, 98.9, 99.0), "supported"),  # 1 % behind: within what is called a tie
+        ((90.0, 90.1, 89.9, 90.0), "refuted"),
+        ((98.0, 98.1, 97.9, 98.0), "undecided"),  # the interval lies across -2 %
+    ],
+)
+def test_no_slower_leaves_room_for_a_tie(interval_of, verdict):
+    base = starts("a", 100.0, 100.1, 99.9, 100.0)
+    said = {"hypothesis": "No slower than a.", "engine": {"schedule_policy": "lpm"}, "against": "a"}
+    assert one(base + starts("b", *interval_of, **said))["verdict"] == verdict
+
+
+def test_a_hypothesis_that_names_no_objective_is_undecided_and_says_so():
+    said = {"hypothesis": "Wider shards pay off.", "engine": {"ep_size": 8}, "against": "a"}
+    found = one(starts("a", 100.0, 100.1) + starts("b", 130.0, 130.1, **said))
+    assert found["verdict"] == "undecided"
+    assert found["effect"]["peak"]["verdict"] == "better"
+    assert "Undecided: the hypothesis names no objective that it makes better or worse." in found["sentence"]
+    without = one(starts("a", 100.0, 100.1) + starts("b", 130.0, 130.1, **(said | {"hypothesis": None})))
+    assert without["verdict"] == "undecided"
+    assert "There is no hypothesis to judge." in without["sentence"]
+
+
 def test_a_clear_gain_supports_and_a_clear_loss_refutes():
     base = starts("a", 100.0, 101.0, 99.0)
     change = {"engine": {"ep_size": 8}, "against": "a"}
@@ -136,6 +229,33 @@ def test_a_tie_refutes_that_it_is_faster():
     found = one(starts("a", *same) + starts("b", *same, engine={"ep_size": 8}, against="a"))
     assert found["effect"]["peak"]["verdict"] == "tie"
     assert found["verdict"] == "refuted"
+
+
+def of_release(version, engine, arguments=(), name="a", against=None):
+    configuration = rec.Configuration(
+        name=name, against=against, hypothesis="The peak is higher.", engine=engine, arguments=list(arguments)
+    )
+    release = rec.Engine(name="sglang", version=version)
+    return a_record(configuration=configuration, engine=release, outcome="measured", points=[a_point(8, 100.0)])
+
+
+def test_a_default_that_is_spelled_out_is_no_change():
+    # SGLang's parser takes pp_size 1 and schedule_policy fcfs where nothing is said; mem_fraction_static it chooses.
+    a = of_release("0.5.11", {"tp_size": 8})
+    spelled = {"tp_size": 8, "pp_size": 1, "schedule_policy": "fcfs", "enable_eplb": False}
+    b = of_release("0.5.11", spelled | {"mem_fraction_static": 0.9}, name="b", against="a")
+    found = one([a, b])
+    assert found["changes"] == [("mem_fraction_static", None, 0.9)]
+    assert found["due_to"] == "mem_fraction_static"
+    # The other way round too.
+    assert (
+        one([of_release("0.5.11", spelled), of_release("0.5.11", {"tp_size": 8}, name="b", against="a")])["changes"]
+        == []
+    )
+    # A host that sets another policy for all makes it a change.
+    host_sets = of_release("0.5.11", {"tp_size": 8}, ["--schedule-policy", "lpm"])
+    fcfs = of_release("0.5.11", {"tp_size": 8, "schedule_policy": "fcfs"}, name="b", against="a")
+    assert [change[0] for change in one([host_sets, fcfs])["changes"]] == ["schedule_policy"]
 
 
 def test_another_release_is_a_change_too():

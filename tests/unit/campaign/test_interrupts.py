@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from io import StringIO
 
 import pytest
+from builders import a_point, a_record
 from rich.console import Console
 
-from benchmark.campaign import command
+from benchmark.campaign import command, playbooks
 from benchmark.campaign.progress import PlainView
+from benchmark.campaign.store import Campaign
 
 
 def pressed(*, terminal, answer="", monkeypatch=None):
@@ -61,3 +64,27 @@ def test_a_second_ctrl_c_is_a_yes():
     again = threading.Event()
     again.set()
     assert command._line_within(5.0, again) is None
+
+
+def test_what_is_interrupted_still_answers_machines_in_json_alone(tmp_path, monkeypatch, capfd):
+    campaign = Campaign(tmp_path, "c")
+    campaign.open({"name": "c"})
+    campaign.put(a_record(name="ep4", outcome="measured", points=[a_point(4, 50.0)]))
+    answer = {"folder": str(campaign.folder), "turn": {}, "minutes": 0.0}
+    event = {
+        "event": "runner_on_ok",
+        "event_data": {"host": "h1", "task": "Next | ask", "res": {"stdout": json.dumps(answer)}},
+    }
+
+    def watched(playbook, arguments, take, cancelled):
+        take(event)
+        return "canceled", 254
+
+    monkeypatch.setattr(command, "run_watched", watched)
+    # Whatever giving the host back prints is Ansible's own.
+    monkeypatch.setattr(playbooks, "project", lambda: tmp_path)
+    status = command.sweep_command([], None, {}, Console(file=StringIO()), as_json=True)
+    said = capfd.readouterr()
+    assert status == 130
+    assert json.loads(said.out)["winner"]["configuration"] == "ep4"
+    assert "give_back.yml" in said.err and "What was measured is kept" in said.err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+from pathlib import Path
 
 import msgspec
 from builders import a_point, a_record
@@ -35,3 +37,30 @@ def test_they_are_named_until_they_are_there(tmp_path, monkeypatch, capsys):
     assert asked_next(tmp_path, monkeypatch, capsys)["lacking"] == [f"ep4/{'f' * 64}/{RAW}"]
     (folder / RAW).write_bytes(b"requests")
     assert asked_next(tmp_path, monkeypatch, capsys)["lacking"] == []
+
+
+def test_one_that_was_cut_off_on_its_way_is_fetched_anew(tmp_path, monkeypatch, capsys):
+    """It comes under another name, and gets its own when it is whole and on disk."""
+    campaign = Campaign(tmp_path, "c")
+    point = msgspec.structs.replace(a_point(1, 90.0), raw=RAW)
+    record = a_record(points=[point], outcome="measured", complete=True, ladder=[1])
+    folder = campaign.put(record)
+    (folder / f".{RAW}.part").write_bytes(b"req")  # and then the controller was killed
+
+    def verb(name: str, said: str) -> dict:
+        monkeypatch.setattr("sys.stdin", io.StringIO(said))
+        status = verbs.main(["--campaigns", str(tmp_path), "--campaign", "c", name, "--host", "h1"])
+        return json.loads(capsys.readouterr().out) if status == 0 else {"status": status}
+
+    assert verb("put", rec.dump(record).decode())["missing"] == [RAW]
+    (folder / f".{RAW}.part").write_bytes(b"requests")
+    flushed = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: flushed.append(str(Path(f"/proc/self/fd/{handle}").readlink())) or fsync(handle)
+    )
+    assert verb("arrived", json.dumps({"folder": str(folder), "names": [RAW, "gone"]})) == {"kept": [RAW]}
+    assert flushed == [str(folder / f".{RAW}.part"), str(folder)]
+    assert (folder / RAW).read_bytes() == b"requests"
+    assert verb("put", rec.dump(record).decode())["missing"] == []
+    assert verb("arrived", json.dumps({"folder": str(folder), "names": ["../../../../../x"]})) == {"status": 2}

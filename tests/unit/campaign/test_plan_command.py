@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from benchmark.campaign import plan_command
@@ -167,5 +168,8 @@ def test_search_lists_entries_ready_to_paste(tmp_path):
     assert answer.exit_code == 0
     pasted = tmp_path / "found.yml"
     pasted.write_text(answer.stdout[answer.stdout.index("sglang_site_configs:") :])
-    again = plan("tp8_ep8", "--catalogue", pasted, "--json")
+    entries = yaml.safe_load(pasted.read_text())["sglang_site_configs"]
+    # As the catalogue's own baseline has it.
+    assert entries["split_tp8_ep8"]["environment"]["NCCL_IB_DISABLE"] == "1"
+    again = plan("split_tp8_ep8", "--catalogue", pasted, "--json")
     assert json.loads(again.stdout)[0]["verdict"] in ("runs", "doubtful")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmark.campaign.playbooks import run_watched
+from benchmark.campaign.playbooks import forks, run_watched
 
 
 def test_a_playbook_that_is_stopped_leaves_no_process_behind(tmp_path):
@@ -34,6 +34,16 @@ def test_a_playbook_that_is_stopped_leaves_no_process_behind(tmp_path):
     assert status == "canceled" and asked
     time.sleep(4)
     assert [line for line in command_lines() if mark in line or str(book) in line] == []
+
+
+def test_forks_are_those_that_ansible_would_use(tmp_path, monkeypatch):
+    monkeypatch.delenv("ANSIBLE_FORKS", raising=False)
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "ansible.cfg"))
+    assert forks() == 5
+    (tmp_path / "ansible.cfg").write_text("[defaults]\nforks = 20\n")
+    assert forks() == 20
+    monkeypatch.setenv("ANSIBLE_FORKS", "50")
+    assert forks() == 50
 
 
 def command_lines() -> list[str]:

@@ -64,17 +64,32 @@ def test_an_effect_is_a_log_ratio_with_the_error_of_both_sides():
     assert (math.log(low), math.log(high)) == (pytest.approx(0.0419, abs=1e-4), pytest.approx(0.1581, abs=1e-4))
 
 
-def test_the_detectable_difference_of_the_usual_case_is_5_to_6_percent():
+def test_the_detectable_differences_that_the_page_names():
+    # Two starts against three, 2 % noise known from five further starts: error 0.01826, t(0.05, 5) = 2.571 and, for
+    # four in five, t(0.4, 5) = 0.920: 3.491 x 0.01826 = 0.0637.
+    found = stats.effect([0.0, 0.0], [0.0, 0.0, 0.0], stats.Noise(0.02, 5))
+    assert found.detectable(0.05) == pytest.approx(math.expm1(0.0637), abs=2e-4)
+    # The hardest of seven contenders: t(0.05 / 7, 5) = 4.38 by interpolation of the table.
+    assert found.detectable(0.05 / 7) == pytest.approx(0.10, abs=0.004)
+
+
+def test_the_detectable_difference_where_noise_is_well_known():
     # Two starts against three, 2 % noise, well known: (1.96 + 0.84) x 0.0183 = 0.0512.
     found = stats.effect([0.0, 0.0], [0.0, 0.0, 0.0], stats.Noise(0.02, 0))
     assert found.detectable(0.05) == pytest.approx(math.expm1(0.0512), abs=2e-4)
 
 
 def test_looks_together_spend_no_more_than_the_error():
-    parts = [stats.look_error(look) for look in (1, 2, 3, 4)]
+    parts = [stats.look_error(look, 4) for look in (1, 2, 3, 4)]
     assert parts[0] == pytest.approx(0.025)
-    assert math.fsum(parts) == pytest.approx(stats.ERROR)
-    assert [stats.look_of(starts) for starts in (1, 2, 3, 4, 5, 9)] == [1, 1, 2, 3, 4, 4]
+    assert math.fsum(parts) == pytest.approx(0.05)
+    assert [stats.look_of(starts, 4) for starts in (1, 2, 3, 4, 5, 9)] == [1, 1, 2, 3, 4, 4]
+
+
+def test_one_look_has_the_whole_error():
+    assert stats.look_error(1, 1) == pytest.approx(0.05)
+    assert [stats.look_of(starts, 1) for starts in (1, 2, 5)] == [1, 1, 1]
+    assert math.fsum(stats.look_error(look, 2) for look in (1, 2)) == pytest.approx(0.05)
 
 
 def test_holm_lets_go_step_by_step_and_stops():
@@ -103,6 +118,11 @@ def test_holm_names_no_more_than_plain_tests_and_no_fewer_than_bonferroni(tails)
         (0.7, 0.9, True, "worse"),
         (0.7, 0.9, False, "better"),
         (0.985, 1.019, True, "tie"),
+        # Inside +-2 % it is a tie, though it leaves out 1.
+        (1.003, 1.012, True, "tie"),
+        (0.985, 0.995, True, "tie"),
+        (1.003, 1.012, False, "tie"),
+        (1.003, 1.025, True, "better"),
         (0.97, 1.01, True, "undecided"),
     ],
 )

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import io
+
 import msgspec
 import pytest
 from builders import a_point, a_record
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from benchmark.campaign import record as rec
+from benchmark.campaign import turns
+from benchmark.campaign.command import report_command
 from benchmark.campaign.store import Campaign, StoreError
 
 
@@ -118,3 +123,28 @@ def test_a_newer_record_is_refused_with_what_to_do():
 def test_wild_text_is_no_record(text):
     with pytest.raises(rec.RecordError):
         rec.load(text)
+
+
+@pytest.mark.parametrize("spoiled", [b'{"token": 7}', b"[]", b"", b'{"host": "h2", "plan": 1}', b"\xff"])
+def test_a_spoiled_sweep_of_one_host_keeps_nobody_elses_report(tmp_path, spoiled):
+    campaign = Campaign(tmp_path, "c")
+    asked = {"host": "h1", "plan": [], "fingerprints": {}, "asked": {"ladder": [1]}}
+    campaign.open({})
+    campaign.keep_sweep(turns.asked_for(msgspec.json.encode(asked)))
+    other = tmp_path / "c/h2/sweep.json"
+    other.parent.mkdir()
+    other.write_bytes(spoiled)
+    campaign.put(a_record(outcome="measured", points=[a_point(1, 10.0)]))
+    assert [sweep.host for sweep in campaign.sweeps()] == ["h1"]
+    assert report_command(tmp_path / "c", Console(file=io.StringIO())) == 0
+    assert (tmp_path / "c/report.html").exists()
+    assert campaign.set_aside_broken() == [other.with_suffix(".broken")]
+
+
+def test_a_campaign_that_cannot_be_read_is_said_and_not_thrown(tmp_path):
+    campaign, said = Campaign(tmp_path, "c"), io.StringIO()
+    campaign.put(a_record(outcome="measured", points=[a_point(1, 10.0)]))
+    (tmp_path / "c/campaign.json").write_bytes(b"[7]")
+    assert report_command(tmp_path / "c", Console(file=said, width=400)) == 1
+    assert "campaign.json is not JSON" in said.getvalue()
+    assert campaign.set_aside_broken() == [tmp_path / "c/campaign.broken"]

@@ -127,3 +127,28 @@ def test_a_log_has_one_line_an_event():
 def test_a_host_that_cannot_be_reached_is_an_error():
     sweep, told = fold({"event": "runner_on_unreachable", "event_data": {"host": "h2", "res": {"msg": "timed out"}}})
     assert told[0].text == sweep.errors[0] == "h2 cannot be reached: timed out"
+
+
+def test_the_time_left_of_many_hosts_is_that_of_their_waves():
+    clock = Clock()
+    sweep = Sweep(clock, forks=2)
+    assert sweep.seconds_left() is None
+    for host, minutes in (("h1", 30.0), ("h2", 20.0), ("h3", 40.0), ("h4", 10.0)):
+        sweep.take(event("Foresee | what would be tried", FORESEEN | {"minutes": minutes}, host))
+    # Two at a time, in order: h1 to 30 and h2 to 20, h3 after h2 to 60, h4 after h1 to 40.
+    assert sweep.seconds_left() == 60 * 60
+    for host, minutes in (("h1", 30.0), ("h2", 20.0)):
+        sweep.take(event("Next | ask", handed("tp8", 1, minutes), host))
+    clock.now += 600
+    # h1 has 20 left and h2 10: h3 to 50, h4 to 30. Who waits loses nothing.
+    assert sweep.seconds_left() == 50 * 60
+    sweep.take({"event": "runner_on_unreachable", "event_data": {"host": "h3", "task": "Take", "res": {}}})
+    # Without h3, h4 follows h2: both are through after 20.
+    assert sweep.seconds_left() == 20 * 60
+
+
+def test_the_time_left_of_as_many_hosts_as_forks_is_that_of_the_longest():
+    sweep = Sweep(Clock(), forks=5)
+    for host, minutes in (("h1", 30.0), ("h2", 20.0)):
+        sweep.take(event("Foresee | what would be tried", FORESEEN | {"minutes": minutes}, host))
+    assert sweep.seconds_left() == 30 * 60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 PEAKS = {"tp8": 500.0, "ep8": 900.0, "ep4": 880.0}
 
 
-def a_sweep(names=PEAKS, verdicts=None, **asked):
+def a_sweep(names=PEAKS, verdicts=None, work=None, further=(), **asked):
     plan = [
         {
             "name": name,
@@ -35,6 +36,9 @@ def a_sweep(names=PEAKS, verdicts=None, **asked):
         for name in names
     ]
     known = {name: {"fingerprint": name, "of": {"driver": "580", "engine": {"name": "sglang"}}} for name in names}
+    for found in known.values():
+        found["of"] |= {"workload": work} if work else {}
+        found["further"] = list(further)
     asked = {"ladder": [1, 16, 64], "confidence": "quick", **asked}
     said = {"host": "h1", "plan": plan, "fingerprints": known, "asked": asked}
     return turns.asked_for(json.dumps(said).encode())
@@ -60,6 +64,45 @@ def failed(name, *, may_pass):
 
 def coming(sweep, records, at=NOON):
     return [(turn.configuration, turn.start_number) for turn in turns.look(sweep, records, at).turns]
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ("throughput@8", "is read at concurrency 8, which is not on the ladder: say -e concurrencies=4,8,16."),
+        ("single_stream", "is read at concurrency 1, which is not on the ladder: say -e concurrencies=1,4,16."),
+        ("goodput", "is read from an open loop, and none is measured: say at how many requests a second"),
+        ("ttft", "is read from prompts of 4,096 tokens and more, and none is measured"),
+        ("prefill", "is read from prompts of 4,096 tokens and more, and none is measured"),
+    ],
+)
+def test_an_objective_that_no_point_tells_is_refused(objective, said):
+    with pytest.raises(turns.SweepError, match=re.escape(f"The objective {objective} {said}")):
+        a_sweep(ladder=[4, 16], objective=objective, work={"name": "chat", "prompt_tokens": 1024})
+
+
+def test_what_an_earlier_version_began_can_still_be_read():
+    kept = msgspec.json.encode(a_sweep())
+    kept = kept.replace(b'"objective":"peak"', b'"objective":"throughput@8"')
+    assert turns.kept_sweep(kept).asked.objective == "throughput@8"
+    with pytest.raises(turns.SweepError):
+        turns.asked_for(kept)
+
+
+@pytest.mark.parametrize(
+    ("objective", "work", "further"),
+    [
+        ("peak", {"name": "chat", "prompt_tokens": 1024}, []),
+        ("throughput@16", {"name": "chat", "prompt_tokens": 1024}, []),
+        ("goodput", {"name": "chat", "prompt_tokens": 1024}, [["chat_open", 16, 1]]),
+        ("ttft", {"name": "chat", "prompt_tokens": 1024}, [["long_prompt", 1, 1]]),
+        ("prefill", {"name": "long_prompt", "prompt_tokens": 16384}, []),
+        # One of the user's own, whose length is not known here.
+        ("prefill", {"name": "chat", "prompt_tokens": 1024}, [["mine", 1, 1]]),
+    ],
+)
+def test_an_objective_that_a_point_tells_is_taken(objective, work, further):
+    assert a_sweep(ladder=[4, 16], objective=objective, work=work, further=further).asked.objective == objective
 
 
 def test_what_an_earlier_sweep_completed_is_not_repeated():
@@ -131,12 +174,6 @@ def test_a_turn_is_handed_out_once_even_if_it_leaves_nothing_behind():
     assert found.turns == []
     # It was tried, so it was not skipped.
     assert found.skipped == []
-
-
-def test_a_failure_of_this_sweep_is_not_tried_again_by_it():
-    sweep = turns.opened(a_sweep(), [], NOON)
-    sweep = turns.taken(sweep, turns.look(sweep, [], NOON))
-    assert ("tp8", 1) not in coming(sweep, [failed("tp8", may_pass=True)])
 
 
 def test_other_inputs_do_not_count_and_it_says_what_changed():
@@ -252,3 +289,39 @@ def test_close_finalists_are_started_as_often_as_one_is_willing_to_look(looks, s
 def test_more_looks_than_the_errors_are_shared_among_are_refused():
     with pytest.raises(turns.SweepError, match="looks is 5; it must be 1 to 4"):
         a_sweep(looks=5)
+
+
+def tried(sweep, records):
+    """The sweep with its next turn handed out, and that turn."""
+    found = turns.look(sweep, records, NOON)
+    return turns.taken(sweep, found), (found.turns[0].configuration if found.turns else None)
+
+
+def test_what_failed_in_a_way_that_may_pass_has_one_more_turn_in_the_same_sweep():
+    """A process that was killed once costs a configuration minutes, not the night."""
+    sweep, first = tried(turns.opened(a_sweep(), [], NOON), [])
+    assert first == "tp8"
+    records = [failed("tp8", may_pass=True)]
+    sweep, again = tried(sweep, records)
+    assert again == "tp8"
+    assert "tp8" not in [name for name, _ in coming(sweep, records)]
+    # It failed twice: the others have their turns, and it is not tried a third time.
+    for expected in ("ep8", "ep4", None):
+        sweep, name = tried(sweep, records)
+        assert name == expected
+        records += [done(name)] if name else []
+    # It passed: it is done.
+    once = turns.opened(a_sweep(), [], NOON)
+    once, _ = tried(once, [])
+    once, _ = tried(once, [failed("tp8", may_pass=True)])
+    assert ("tp8", 1) not in coming(once, [done("tp8")])
+
+
+@pytest.mark.parametrize(("may_pass", "retry"), [(False, "may_pass"), (False, "failed"), (True, "none")])
+def test_what_would_fail_again_or_is_not_to_be_tried_again_has_none(may_pass, retry):
+    sweep, _ = tried(turns.opened(a_sweep(retry=retry), [], NOON), [])
+    assert "tp8" not in [name for name, _ in coming(sweep, [failed("tp8", may_pass=may_pass)])]
+
+
+def test_a_sweep_has_room_for_each_start_twice():
+    assert turns.most_turns(a_sweep()) == 2 * turns.most_turns(a_sweep(retry="none"))

@@ -10,7 +10,7 @@ from benchmark.engine.hardware import allreduce_rows, find_host
 from benchmark.engine.layout import Layout
 from benchmark.engine.models import load_model
 from benchmark.engine.step import StepModel
-from benchmark.engine.sweep import corrected, known_host, plan
+from benchmark.engine.sweep import known_host, plan
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "nccl"
 H200 = [{"name": "NVIDIA H200"}] * 2
@@ -109,21 +109,6 @@ def test_a_sweeps_plan_is_corrected_by_its_hosts_campaigns():
     for other in ({"campaigns": str(EVIDENCE), "host": "gpu1"}, {"campaigns": str(EVIDENCE), "simulated": True}, {}):
         [entry] = plan("one", CATALOGUE, None, SETTING | other)
         assert entry["plan"]["calibrated_on"] is None
-
-
-def test_what_a_sweep_has_measured_corrects_what_is_left_of_it():
-    """`frac50` first: the rest of the sweep is then predicted by it."""
-    planned = plan("", CATALOGUE | {"two": {"engine": {"tp_size": 2}}}, None, SETTING)
-    first = json.loads(next((EVIDENCE / "mini-moe-short" / "h200" / "frac50").rglob("record.json")).read_text())
-    after = {entry["name"]: entry for entry in corrected(planned, [first], SETTING)}
-    one, before = after["one"]["plan"], planned[0]["plan"]
-    assert one["calibrated_on"] == "this sweep/h200 (frac50, 2026-11-29): 1 start, 5 measurements"
-    assert after["one"]["verdict"] == planned[0]["verdict"]
-    # Its prefill took 41.5 ms, the plan said about 30.
-    ttft = {key: found["speed"]["ladder"][0]["ttft"]["expected"] for key, found in (("after", one), ("before", before))}
-    assert ttft["before"] < 0.032 < 0.035 < ttft["after"]
-    assert after["two"] == planned[1]
-    assert corrected(planned, [], SETTING) == planned
 
 
 def test_the_slowest_slot_of_a_host_counts():

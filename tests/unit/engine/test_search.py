@@ -1,12 +1,18 @@
+from pathlib import Path
+
 import pytest
 import yaml
 
-from benchmark.engine.configuration import resolve
+from benchmark.campaign.experiments import claims
+from benchmark.campaign.search import family_of
+from benchmark.engine.configuration import merge_catalogues, resolve
 from benchmark.engine.hardware import find_host
 from benchmark.engine.layout import Layout
 from benchmark.engine.models import load_model
 from benchmark.engine.search import search, splits
+from benchmark.engine.share import baseline_of
 
+ROOT = Path(__file__).parents[3]
 KIMI = load_model("kimi-k2.6")
 RTX = find_host("8x RTX PRO 6000 Blackwell")
 WORKLOAD = {"prompt_tokens": 1024, "output_tokens": 512}
@@ -54,6 +60,47 @@ def test_a_search_is_ranked_and_its_entries_can_be_pasted():
         assert entry["engine"] == result["configuration"]["engine"]
         # The base's own split is replaced, its other settings stay.
         assert entry["engine"]["context_length"] == 32768
+
+
+ENVIRONMENT = {"NCCL_P2P_LEVEL": "SYS", "NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "8"}
+
+
+def test_entries_stand_beside_a_catalogue_as_experiments():
+    found = search(KIMI, RTX, "0.5.11", WORKLOAD, (1, 64), BASE | {"environment": ENVIRONMENT})
+    entries = {result["name"]: result["entry"] for result in found}
+    assert len(entries) == len(found)
+    own = yaml.safe_load((ROOT / "group_vars/all/configs.yml").read_text())["sglang_configs"]
+    assert not entries.keys() & own.keys()
+    # ep8 extends the catalogue's tp8, and still has what that has.
+    both = merge_catalogues(own, entries)
+    assert resolve("ep8", both) == resolve("ep8", own)
+    best, *others = (result["name"] for result in found if result["plan"]["verdict"] == "runs")
+    assert "against" not in entries[best]
+    assert baseline_of([resolve(name, both) for name in entries]) == best
+    for name in others:
+        entry = resolve(name, both)
+        assert entry["environment"].items() >= {"OMP_NUM_THREADS": "8"}.items()
+        # Each can be told right or wrong.
+        assert claims(entry["hypothesis"]), entry["hypothesis"]
+
+
+def test_the_best_splits_are_there_with_other_transports():
+    found = search(KIMI, RTX, "0.5.11", WORKLOAD, (1, 64), BASE | {"environment": ENVIRONMENT})
+    by_name = {result["name"]: result["configuration"] for result in found}
+    plain = [c for c in by_name.values() if c["environment"] == ENVIRONMENT]
+    varied = {name: c for name, c in by_name.items() if c["environment"] != ENVIRONMENT}
+    assert len(plain) == 30
+    # Three splits; NCCL_P2P_LEVEL and NCCL_ALGO have one other value each, and peer-to-peer can be off.
+    changes = sorted({tuple(set(c["environment"].items()) - set(ENVIRONMENT.items())) for c in varied.values()})
+    assert changes == [(("NCCL_ALGO", "Tree"),), (("NCCL_P2P_DISABLE", "1"),), (("NCCL_P2P_LEVEL", "PHB"),)]
+    assert len(varied) == 9
+    for configuration in varied.values():
+        other = by_name[configuration["against"]]
+        assert configuration["engine"] == other["engine"] and other["environment"] == ENVIRONMENT
+        assert family_of(configuration) != family_of(other)
+    # One GPU talks to nobody.
+    alone = search(load_model("mini-moe"), find_host("1x H200"), "0.5.11", WORKLOAD, (1,), {"environment": ENVIRONMENT})
+    assert {str(result["configuration"]["environment"]) for result in alone} == {str(ENVIRONMENT)}
 
 
 def test_attention_dp_is_spelled_as_the_release_has_it():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from builders import a_point, a_record
 
 from benchmark.campaign import record as rec
 from benchmark.campaign.store import Campaign
-from benchmark.host import clock, gpus, holding, jobs, lease, processes, records, stop
-from benchmark.host.services import JOB_UNIT, ServiceState
+from benchmark.host import clock, gpus, holding, jobs, lease, processes, records, rollback, stop
+from benchmark.host import switch as switching
+from benchmark.host.services import GUARD_UNIT, JOB_UNIT, ServiceState
 from benchmark.host.settings import HostError, Settings, read_json, write_json
 
 KEY = "0" * 64
@@ -39,6 +43,9 @@ class Units:
 
     def log(self, unit: str):
         return self.folder / unit
+
+    def units(self) -> list[str]:
+        return []
 
 
 class TestLease:
@@ -115,6 +122,81 @@ class TestLease:
         assert len(steps) == 2
 
 
+class TestWhoseHostItIs:
+    """A laptop sleeps, its sweep is taken for dead, a colleague's takes the host, the laptop wakes."""
+
+    @pytest.fixture
+    def manager(self, settings, monkeypatch):
+        manager = Units()
+        for module in (holding, jobs, switching):
+            monkeypatch.setattr(module, "manager_for", lambda _: manager)
+        return manager
+
+    def age(self, settings, seconds):
+        held = lease.current(settings)
+        held["renewed"]["seconds"] -= seconds
+        write_json(settings.state / "lease.json", held)
+
+    def renewed(self, settings):
+        return lease.current(settings)["renewed"]["seconds"]
+
+    def test_a_sweep_that_comes_back_touches_nothing_of_the_next_ones(self, settings, manager):
+        lease.take(settings, HELD | {"token": "colleague's", "owner": "bob"})
+        self.age(settings, 10)
+        before = self.renewed(settings)
+        with pytest.raises(HostError, match="Another sweep holds this host: bob, heard of 10 s ago"):
+            switching.switch(settings, "ep4", KEY, "x", yields=[], seconds=0, sweep="the laptop's")
+        with pytest.raises(HostError, match="bob"):
+            jobs.measure(settings, SPEC | {"id": "mine", "sweep": "the laptop's"}, seconds=0)
+        with pytest.raises(HostError, match="bob"):
+            rollback.restore(settings, [], "x", sweep="the laptop's")
+        assert self.renewed(settings) == before
+        assert (manager.started, manager.stopped) == ([], [])
+
+    def test_a_sweep_renews_its_own(self, settings, manager):
+        lease.take(settings, HELD)
+        self.age(settings, 25)
+        before = self.renewed(settings)
+        holding.claim(settings, "t")
+        assert self.renewed(settings) >= before + 25
+
+    @pytest.mark.parametrize("sweep", ["", "the laptop's"])
+    def test_what_is_silent_is_given_back_first(self, settings, manager, sweep):
+        """Also where no guard runs any more, as after a boot under supervisor."""
+        lease.take(settings, HELD)
+        self.age(settings, 31)
+        with pytest.raises(HostError, match=r"holds this host: me, .* being given back: try again"):
+            holding.claim(settings, sweep)
+        assert manager.started == [GUARD_UNIT]
+
+    def test_nobody_deploys_into_a_sweep(self, settings, manager):
+        holding.claim(settings, "")
+        lease.take(settings, HELD)
+        with pytest.raises(HostError, match=r"A sweep holds this host: me.*playbooks/stop.yml -e interrupt=true"):
+            switching.switch(settings, "ep4", KEY, "x", yields=[], seconds=0, sweep="")
+        assert holding.held_by(settings).startswith("A sweep holds this host: me")
+
+    def test_a_sweep_that_slept_goes_on_where_nobody_took_the_host(self, settings, manager):
+        lease.note_end(settings, HELD | {"ending": True})
+        holding.claim(settings, "t")
+        held = lease.current(settings)
+        assert (held["token"], held["previous"], held.get("ending")) == ("t", ["sglang-ep4"], None)
+        assert manager.started == [GUARD_UNIT]
+
+    def test_but_not_while_its_guard_gives_the_host_back(self, settings, manager):
+        lease.take(settings, HELD)
+        lease.note_ending(settings, lease.current(settings))
+        with pytest.raises(HostError, match="being given back"):
+            switching.switch(settings, "ep4", KEY, "x", yields=[], seconds=0, sweep="t")
+
+    def test_nor_after_it_was_stopped_on_purpose(self, settings, manager):
+        lease.note_end(settings, HELD)
+        lease.take(settings, HELD)
+        lease.forget(settings)
+        with pytest.raises(HostError, match="holds the host no longer"):
+            holding.claim(settings, "t")
+
+
 class TestPoints:
     def begun(self, settings, monkeypatch, *running: str, points=()) -> Units:
         path = records.folder(settings, "ep4", KEY) / "record.json"
@@ -154,6 +236,21 @@ class TestPoints:
         answer = jobs.measure(settings, SPEC | {"id": "mine"}, seconds=5)
         assert answer["phase"] == "failed"
         assert "The engine ended" in answer["failure"]
+        assert manager.stopped == [JOB_UNIT]
+
+    def test_a_point_that_takes_too_long_is_ended_and_named(self, settings, monkeypatch):
+        manager = self.begun(settings, monkeypatch, "sglang-ep4", JOB_UNIT)
+        asked = clock.mark()
+        asked["seconds"] -= 61
+        write_json(settings.state / "job.json", SPEC | {"id": "mine", "asked": asked})
+        spec = SPEC | {"id": "mine", "limit_seconds": 60}
+        answer = jobs.measure(settings, spec | {"limit_seconds": 100}, seconds=0)
+        assert (answer["phase"], manager.stopped) == ("running", [])
+        answer = jobs.measure(settings, spec, seconds=0)
+        assert (answer["phase"], answer["kind"], answer["may_pass"]) == ("failed", "point_too_slow", False)
+        assert (
+            "longer than sglang_benchmark_point_seconds (60 s). It was measured at concurrency 64" in answer["failure"]
+        )
         assert manager.stopped == [JOB_UNIT]
 
     def test_a_point_whose_result_was_lost_is_not_measured_again(self, settings, monkeypatch):
@@ -220,6 +317,52 @@ class TestBlocked:
         assert str(stuck.value) == "Blocked by pid 4242424: python train.py: GPU memory is held (GPU 3 40.0 GiB)."
         assert (stuck.value.kind, stuck.value.may_pass) == ("blocked_by_others", True)
         assert killed == []
+
+    def test_not_by_what_is_on_gpus_that_the_configuration_does_not_take(self, settings, monkeypatch):
+        """A colleague trains on GPU 3; a configuration of GPUs 0 and 1 starts, one of 2 and 3 does not."""
+        devices = [
+            gpus.Gpu(index=n, name="G", uuid=f"GPU-{n}", bus_id="1", memory_bytes=96 << 30, used_bytes=u, driver="580")
+            for n, u in enumerate((0, 0, 0, 40 << 30))
+        ]
+        monkeypatch.setattr(processes, "port_holders", lambda _: [])
+        monkeypatch.setattr(gpus, "gpus", lambda _: devices)
+        monkeypatch.setattr(gpus, "holders", lambda _: [])
+        manager = Units()
+        manager.folder = settings.state
+        monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
+        monkeypatch.setattr(switching, "manager_for", lambda _: manager)
+
+        def switched(name, places, token):
+            return switching.switch(settings, name, KEY, token, yields=[], seconds=0.3, gpus=places)
+
+        assert switched("pair", [0, 1], "a")["phase"] == "starting"
+        assert switched("other", [2, 3], "b")["failure"]["kind"] == "memory_leaked"
+        assert switched("unknown", None, "c")["failure"]["kind"] == "memory_leaked"
+        # What ours has used is to be free after its stop, whatever comes next; what it has not is not ours to judge.
+        assert switching._judged(settings, None, ["sglang-pair"], None) == [0, 1]
+        assert switching._judged(settings, "next", ["sglang-pair"], [2]) == [0, 1, 2]
+        assert switching._judged(settings, "next", ["vllm"], [2]) is None
+        assert switching._judged(settings, None, [], None) == []
+
+    def test_a_strangers_secret_is_not_told(self, settings, monkeypatch):
+        held = gpus.Gpu(
+            index=3, name="G", uuid="GPU-3", bus_id="1", memory_bytes=96 << 30, used_bytes=40 << 30, driver="580"
+        )
+        monkeypatch.setattr(processes, "port_holders", lambda _: [])
+        monkeypatch.setattr(gpus, "gpus", lambda _: [held])
+        stranger = subprocess.Popen([sys.executable, "-c", "input()", "--api-key", "hunter2"], stdin=subprocess.PIPE)
+        other = gpus.Holder(pid=4242424, command="train HF_TOKEN=hunter2", bytes=1, uuid="GPU-3")
+        here = gpus.Holder(pid=stranger.pid, command="python", bytes=1, uuid="GPU-3")
+        monkeypatch.setattr(gpus, "holders", lambda _: [other, here])
+        monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
+        try:
+            with pytest.raises(stop.StuckError) as stuck:
+                self.step(settings)
+        finally:
+            stranger.communicate(b"\n")
+        told = str(stuck.value) + str(stuck.value.evidence)
+        assert "hunter2" not in told
+        assert "--api-key REMOVED" in told and "HF_TOKEN=REMOVED" in told
 
     def test_memory_that_no_process_holds_is_leaked(self, settings, monkeypatch):
         held = gpus.Gpu(

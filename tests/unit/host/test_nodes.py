@@ -105,6 +105,79 @@ def test_a_silent_sweep_without_a_rank_here_is_ended(settings, monkeypatch, tmp_
     assert watch(settings, monkeypatch, Manager(tmp_path), looks=3) == ["t"]
 
 
+def test_a_guard_that_gets_no_answer_for_a_while_looks_again(settings, monkeypatch, tmp_path, port, capsys):
+    """systemctl that does not answer, then a disk that is full: each once, and the host is still taken back."""
+    held(settings, port, silent=True)
+    manager, troubles = (
+        Manager(tmp_path),
+        [HostError("systemctl show did not answer within 8 s."), OSError(28, "No space")],
+    )
+    state = manager.state
+
+    def hiccup(unit):
+        if troubles:
+            raise troubles.pop(0)
+        return state(unit)
+
+    monkeypatch.setattr(manager, "state", hiccup)
+    assert watch(settings, monkeypatch, manager, looks=4) == ["t"]
+    assert troubles == []
+    assert "systemctl show did not answer within 8 s. Looking again." in capsys.readouterr().err
+
+
+def test_a_guard_goes_on_giving_back_after_an_error_though_it_has_renewed_the_lease(
+    settings, monkeypatch, port, tmp_path
+):
+    held(settings, port, silent=True)
+    port.close()
+    steps: list[str] = []
+
+    def end(_settings, token):
+        steps.append(token)
+        if len(steps) == 2:
+            raise HostError("nvidia-smi did not answer within 8 s.")
+        if len(steps) == 3:
+            lease.drop(settings)
+        return {"phase": "restored" if len(steps) == 3 else "restoring"}
+
+    monkeypatch.setattr(holding, "manager_for", lambda _: Manager(tmp_path))
+    monkeypatch.setattr(holding, "end", end)
+    monkeypatch.setattr(holding.time, "sleep", lambda _: None)
+    holding.guard(settings)
+    assert steps == ["t", "t", "t"]
+
+
+def test_a_host_that_cannot_be_given_back_is_the_next_sweeps_after_a_while(settings, monkeypatch, port, tmp_path):
+    """Each try fails: the guard goes on trying, and does not make the lease look alive."""
+    held(settings, port, silent=True)
+    port.close()
+    looks = []
+
+    def sleep(_seconds):
+        looks.append(1)
+        if len(looks) == 3:
+            raise OverError
+
+    def end(_settings, _token):
+        raise HostError("sglang-ep4 and sglang-ep8 cannot both serve.")
+
+    monkeypatch.setattr(holding, "manager_for", lambda _: Manager(tmp_path))
+    monkeypatch.setattr(holding, "end", end)
+    monkeypatch.setattr(holding.time, "sleep", sleep)
+    with contextlib.suppress(OverError):
+        holding.guard(settings)
+    now = lease.current(settings)
+    assert now["ending"]
+    now["renewed"]["seconds"] -= 31
+    write_json(settings.state / "lease.json", now)
+    before = now["renewed"]["seconds"]
+    looks.clear()
+    with contextlib.suppress(OverError):
+        holding.guard(settings)
+    assert lease.current(settings)["renewed"]["seconds"] == before
+    assert holding.begin(settings, "next", "you", "previous", [])["previous"] == []
+
+
 def test_another_sweep_does_not_take_a_host_that_works_for_a_first_node(settings, monkeypatch, tmp_path, port):
     manager = Manager(tmp_path, UNIT)
     monkeypatch.setattr(holding, "manager_for", lambda _: manager)
@@ -150,7 +223,7 @@ def test_a_rank_is_started_again_with_its_first_node(settings, monkeypatch, tmp_
     manager = Manager(tmp_path, UNIT)
     monkeypatch.setattr(switch, "manager_for", lambda _: manager)
     monkeypatch.setattr(
-        switch, "stop_step", lambda _settings, manager, units, _: [manager.stop(unit) for unit in units] and None
+        switch, "stop_step", lambda _settings, manager, units, *_: [manager.stop(unit) for unit in units] and None
     )
     monkeypatch.setattr(switch.patience, "note", lambda *_: None)
     monkeypatch.setattr(switch.patience, "told", lambda *_: "tp16 to start")

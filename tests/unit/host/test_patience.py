@@ -126,3 +126,19 @@ class TestSigns:
     def test_the_live_line_has_percent_and_rate(self):
         start = {"began": ago(100), "signs": {"moved": clock.mark(), "read_bytes": 61_200_000_000}}
         assert patience.told("ep4", start, "weights", 42) == "ep4: weights 42 %, 612 MB/s"
+
+
+def test_only_the_gpus_of_the_start_tell_of_a_hang(settings, monkeypatch, tmp_path):
+    """Its own two poll for each other; a third is somebody else's, whose memory changes and who computes."""
+    others = [busy(2, 80, 500, used_gib=10)]
+    monkeypatch.setattr(gpus, "activity", lambda _: [busy(0, 100, 110), busy(1, 100, 110), *others])
+    (tmp_path / "log").write_text("")
+    start = {"gpus": [0, 1], "signs": {"moved": ago(100), "log_bytes": 0}}
+    patience.note(settings, start, tmp_path / "log", [])
+    assert start["signs"]["busy"] == [0, 1]
+    start["signs"]["asked"], others[:] = ago(60), [busy(2, 80, 500, used_gib=60)]
+    patience.note(settings, start, tmp_path / "log", [])
+    assert clock.since(start["signs"]["moved"]) > 90
+    everywhere = {"signs": {"moved": ago(100), "log_bytes": 0}}
+    patience.note(settings, everywhere, tmp_path / "log", [])
+    assert "busy_since" not in everywhere["signs"]

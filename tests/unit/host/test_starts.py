@@ -62,6 +62,32 @@ def test_what_the_host_gives_every_engine_makes_another_measurement(settings):
     assert read(without).fingerprint_of["environment"] == {"NCCL_P2P_DISABLE": "1"}
 
 
+def weights(size: int) -> bytes:
+    """A safetensors file with one tensor of so many bytes."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
+def test_weights_that_were_replaced_in_their_place_make_another_measurement(settings, tmp_path):
+    """The inventory says nothing new; the host looks at the files as they are."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "mini"}')
+    (model / "model.safetensors").write_bytes(weights(10))
+    said = {"name": "m", "path": str(model), "revision": "as the fact told it once"}
+    asked = context() | {"engine": {"name": "sglang", "version": "0.5.11"}, "model": said}
+    before = records.begin(settings, asked)
+    assert records.begin(settings, asked)["key"] == before["key"]
+    (model / "model.safetensors").write_bytes(weights(12))
+    after = records.begin(settings, asked)
+    assert after["key"] != before["key"]
+    assert records.fingerprints(settings, [asked])["ep4"]["fingerprint"] == after["fingerprint"]
+    assert len(read(after).model.revision) == 64
+    # Where there is no such folder, what was said counts.
+    gone = records.begin(settings, asked | {"model": said | {"path": "/nowhere"}})
+    assert read(gone).model.revision == "as the fact told it once"
+
+
 def test_a_key_that_leads_elsewhere_is_refused(settings):
     for key in ("../x", "abc-s0", "abc-s2/..", ""):
         with pytest.raises(HostError, match="no record's name"):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from benchmark.host import switch
+from benchmark.host import clock, switch
 from benchmark.host.settings import HostError, Settings, write_json
 from benchmark.host.systemd import Systemd
 
@@ -139,6 +139,14 @@ def test_a_core_dump_is_a_signal(manager, tmp_path):
     dumped = NO_USER.replace("ExecMainCode=1", "ExecMainCode=3").replace("ExecMainStatus=217", "ExecMainStatus=11")
     seen = state(manager, tmp_path, dumped)
     assert (seen.exit_code, seen.exit_signal) == (None, 11)
+
+
+def test_a_process_that_the_kernel_killed_for_memory_is_told_of(manager, tmp_path):
+    settings = Settings(state=tmp_path, unit_directory=tmp_path / "units")
+    (tmp_path / "answer").write_text(NO_USER.replace("Result=exit-code", "Result=oom-kill").replace("=217", "=0"))
+    write_json(tmp_path / "running.json", {"sglang-ep4": {"configuration": "ep4", "began": clock.mark()}})
+    failure = switch.death(settings, "ep4")
+    assert (failure["kind"], failure["may_pass"]) == ("host_memory", True)
 
 
 def test_a_unit_that_never_ran(manager, tmp_path):

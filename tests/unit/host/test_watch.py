@@ -99,3 +99,14 @@ def test_an_engine_that_its_manager_started_again_is_another_one(tmp_path):
 def test_the_mark_of_the_watch_is_of_this_boot(settings):
     look(settings, "window")
     assert clock.since(read_json(settings.state / "job-watch.json")["moved"]) < 5
+
+
+def test_what_somebody_computes_on_another_gpu_keeps_no_dead_scheduler_alive(settings, monkeypatch):
+    busy = gpus.Busy(index=3, used_bytes=9 << 30, utilization_percent=99, power_watts=590, power_limit_watts=600)
+    monkeypatch.setattr(gpus, "activity", lambda _: [busy])
+    write_json(settings.state / "running.json", {"sglang-ep4": {"gpus": [0, 1]}})
+    assert look(settings, "window") is None
+    still(settings, 61)
+    assert "makes no token any more" in look(settings, "window")
+    write_json(settings.state / "running.json", {"sglang-ep4": {"gpus": [2, 3]}})
+    assert look(settings, "window") is None

@@ -243,3 +243,9 @@ def test_captured_over_long_prompt_on_the_openai_route():
 )
 def test_shapes_of_errors(body, text):
     assert error_text(body) == text
+
+
+def test_a_servers_word_of_a_failure_is_told_without_the_secret_in_it():
+    body = b'{"error": {"message": "no such key: Authorization: Bearer hunter2-planted"}}'
+    raw = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    assert replay(raw, "generate").failure() == "HTTP 401: no such key: Authorization: REMOVED"

@@ -1,5 +1,8 @@
 """Raw requests: written, read, and summed up again."""
 
+import os
+from pathlib import Path
+
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -23,6 +26,20 @@ def test_round_trip(tmp_path):
     write_requests(path, rows)
     assert read_requests(path) == rows
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_file_is_on_disk_before_it_has_its_name_and_its_folder_after(tmp_path, monkeypatch):
+    path, told = tmp_path / "requests.jsonl.zst", []
+    fsync = os.fsync
+
+    def noted(handle):
+        told.append((str(Path(f"/proc/self/fd/{handle}").readlink()), path.exists()))
+        fsync(handle)
+
+    monkeypatch.setattr("os.fsync", noted)
+    write_requests(path, [row(0, 0, range(1, 4))])
+    assert told == [(f"{path}.part", False), (str(tmp_path), True)]
+    assert len(read_requests(path)) == 1
 
 
 def test_the_summary_from_the_file_is_the_same(tmp_path):
