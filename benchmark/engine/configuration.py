@@ -12,7 +12,7 @@ from typing import Any
 from . import secrets
 from .flags import canonical_key
 from .layout import Layout
-from .nccl import normalise_environment
+from .nccl import normalise_environment, visible_gpus
 from .verdict import Verdict
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -192,19 +192,23 @@ def _overlay(below: dict[str, Any], above: Mapping[str, Any]) -> None:
 
 
 def launch_environment(
-    environment: Mapping[str, Any], own: Mapping[str, Any] | None = None, engine: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any],
+    own: Mapping[str, Any] | None = None,
+    engine: Mapping[str, Any] | None = None,
+    gpus: int | None = None,
 ) -> dict[str, str]:
     """A configuration's environment over the host's own, as text; empty values are left out, an inherited one too.
 
     Args:
         own: the host's, checked and rendered as the configuration's is.
         engine: the configuration's flags, whose groups a graph file of NCCL must suit.
+        gpus: how many GPUs the host has, where that is known; the file describes those that the engine can see.
 
     Raises:
         ConfigurationError: NCCL or the engine would misread a value, two contradict each other, or one is a secret.
     """
     refuse_secrets("sglang_service_environment", own or {})
-    rendered, verdicts = _environment(environment, own, engine)
+    rendered, verdicts = _environment(environment, own, engine, gpus)
     refused = [verdict for verdict in verdicts if verdict.severity == "reject"]
     if refused:
         raise ConfigurationError(f"{refused[0].sentence} {refused[0].advice}")
@@ -230,7 +234,10 @@ def environment_warnings(
 
 
 def _environment(
-    environment: Mapping[str, Any], own: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
+    environment: Mapping[str, Any],
+    own: Mapping[str, Any] | None,
+    engine: Mapping[str, Any] | None,
+    gpus: int | None = None,
 ) -> tuple[dict[str, str], list[Verdict]]:
     # An empty value of the configuration's takes the host's away.
     merged = {**(own or {}), **environment}
@@ -240,7 +247,9 @@ def _environment(
             layout = Layout.from_engine(engine)
         except ValueError:
             layout = None  # another rule says what is wrong with the width
-    return normalise_environment(merged, layout)
+    there = [number for number in (gpus, visible_gpus(merged)) if number]
+    nodes = max(layout.nnodes, 1) if layout else 1
+    return normalise_environment(merged, layout, min(there) * nodes if there else None)
 
 
 def runnable_names(catalogue: Mapping[str, Mapping[str, Any]], wanted: str | Iterable[str] | None = None) -> list[str]:

@@ -29,7 +29,7 @@ _SWITCHES = frozenset(
         "GRAPH_REGISTER", "LOCAL_REGISTER", "IGNORE_CPU_AFFINITY", "IGNORE_DISABLED_P2P", "RAS_ENABLE",
         "NET_SHARED_BUFFERS", "NET_GDR_READ", "RUNTIME_CONNECT", "SET_THREAD_NAME", "TOPO_DUMP_FILE_RANK_ALL",
         "CHECKS_DISABLE", "CHECK_POINTERS", "GRAPH_MIXING_SUPPORT", "DMABUF_ENABLE", "WIN_ENABLE", "PXN_DISABLE",
-        "COLLNET_ENABLE", "SHM_USE_CUDA_MEMCPY", "ALLOC_P2P_NET_LL_BUFFERS",
+        "COLLNET_ENABLE", "SHM_USE_CUDA_MEMCPY", "ALLOC_P2P_NET_LL_BUFFERS", "COMM_BLOCKING",
     )
 )  # fmt: skip
 _SIZES = frozenset(
@@ -38,7 +38,7 @@ _SIZES = frozenset(
         "BUFFSIZE", "LL_BUFFSIZE", "LL128_BUFFSIZE", "P2P_NET_CHUNKSIZE", "P2P_PCI_CHUNKSIZE", "P2P_NVL_CHUNKSIZE",
         "MIN_NCHANNELS", "MAX_NCHANNELS", "MIN_CTAS", "MAX_CTAS", "MIN_P2P_NCHANNELS", "MAX_P2P_NCHANNELS",
         "NTHREADS", "NCHANNELS_PER_NET_PEER", "NSOCKS_PERTHREAD", "SOCKET_NTHREADS", "CGA_CLUSTER_SIZE",
-        "MAX_NRINGS", "MIN_NRINGS",
+        "MAX_NRINGS", "MIN_NRINGS", "NVLS_CHUNKSIZE",
     )
 )  # fmt: skip
 _NUMBERS = frozenset(
@@ -57,8 +57,8 @@ _TEXTS = frozenset(
     for name in (
         "DEBUG_FILE", "DEBUG_SUBSYS", "GRAPH_FILE", "GRAPH_DUMP_FILE", "TOPO_FILE", "TOPO_DUMP_FILE", "CONF_FILE",
         "SOCKET_IFNAME", "SOCKET_FAMILY", "IB_HCA", "NET", "NET_PLUGIN", "TUNER_PLUGIN", "TUNER_CONFIG_FILE",
-        "PROFILER_PLUGIN", "COMM_ID", "HOSTID", "LAUNCH_MODE", "COMM_BLOCKING", "RAS_ADDR", "CUMEM_HANDLE_TYPE",
-        "IB_MERGE_NICS", "NVLS_CHUNKSIZE", "DEBUG_TIMESTAMP_FORMAT",
+        "PROFILER_PLUGIN", "COMM_ID", "HOSTID", "LAUNCH_MODE", "RAS_ADDR", "CUMEM_HANDLE_TYPE",
+        "IB_MERGE_NICS", "DEBUG_TIMESTAMP_FORMAT",
     )
 )  # fmt: skip
 _WORDS = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", *_LEVEL_KEYS}
@@ -159,10 +159,12 @@ _LL128 = Rule(
     "nccl-ll128",
     "LL128 on PCIe may corrupt data",
     "NCCL leaves LL128 off over PCIe; naming it in NCCL_PROTO forces it on. NVIDIA warns of data corruption on "
-    f"platforms that do not support it. Allow it with {ALLOW_LL128}: true and check the answers.",
+    f"platforms that do not support it. `^LL` and `^Simple` force it, too. Allow it with {ALLOW_LL128}: true and check "
+    "the answers.",
     "NCCL 2.30.7 src/graph/tuning.cc:515-540; docs/userguide/source/env.rst, NCCL_PROTO",
     None,
-    f"Take LL128 out of NCCL_PROTO, or add {ALLOW_LL128}: true and compare answers with a run without it.",
+    f"Take LL128 out of NCCL_PROTO (^LL128, or Simple), or add {ALLOW_LL128}: true and compare answers with a run "
+    "without it.",
 )
 _DEBUG = Rule(
     "nccl-debug",
@@ -176,10 +178,11 @@ _GRAPH_FILE = Rule(
     "nccl-graph-file",
     "A graph file needs every group to span all its GPUs",
     "NCCL applies NCCL_GRAPH_FILE to every communicator. A GPU of the file that is not in a group fails that "
-    "group: tp4, pp2, an expert group of 2 or attention DP on 8 GPUs all have smaller groups.",
+    "group: tp4, an expert group of 2, decode context groups of 4 or attention DP on 8 GPUs all have smaller groups, "
+    "and the stages of a pipeline talk in pairs.",
     "NCCL 2.30.7 src/graph/search.cc:919",
     "XML Import Channel : dev ... not found. / ncclSystemError",
-    "Use the graph file only with one group over all GPUs (tp8 with ep1 or ep8), or take it out.",
+    "Use the graph file only with one group over all GPUs (tp8 with ep1 or ep8, no pp), or take it out.",
 )
 _SOCKETS = Rule(
     "nccl-shm-off",
@@ -221,6 +224,12 @@ def transport(via: str) -> str:
     """
     kind, _, rest = via.partition("/")
     return f"{kind}/{rest.partition('/')[0]}" if kind == "P2P" and rest else kind
+
+
+def visible_gpus(environment: Mapping[str, Any]) -> int | None:
+    """GPUs that CUDA_VISIBLE_DEVICES names on each node; None if it is not set."""
+    text = str(environment.get("CUDA_VISIBLE_DEVICES") or "").strip()
+    return len({part.strip() for part in text.split(",") if part.strip()}) if text else None
 
 
 def normalise_environment(
@@ -283,6 +292,11 @@ def _nccl_value(name: str, value: Any, text: str) -> tuple[str, list[Verdict]]:
             return text.strip().upper(), []
         return "", [_DEBUG.verdict("reject", f"NCCL_DEBUG has no level '{text}'.")]
     if name not in KNOWN:
+        # Of NCCL's variables that are not in the tables most are numbers; none is a word for yes, or has a suffix.
+        if text.strip().lower() in _SAID_YES | _SAID_NO:
+            return _integer(name, text)
+        if re.fullmatch(r"\d+[kKmMgG](?:i?[bB])?", text):
+            return _size(name, value, text)
         near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.88)
         if near:
             sentence = f"{name} is not one of NCCL's variables as far as known; {near[0]} is."
@@ -367,8 +381,13 @@ def _together(
 
 
 def _protocols(text: str, environment: Mapping[str, Any]) -> Iterator[Verdict]:
-    named = [set(part.rpartition(":")[2].split(",")) for part in text.split(";") if part]
-    named = [words for words in named if not any(word.startswith("^") for word in words)]
+    """`^LL` is no way around: it turns on, and so forces, every protocol that it does not name (NCCL 2.30.7
+    src/graph/tuning.cc, parseList)."""
+    named = []
+    for part in filter(None, text.split(";")):
+        words = part.rpartition(":")[2]
+        listed = set(words.removeprefix("^").split(","))
+        named.append(set(_PROTOCOLS) - listed if words.startswith("^") else listed)
     if any("LL128" in words for words in named):
         allowed = str(environment.get(ALLOW_LL128, "")).strip().lower() in ("1", *_SAID_YES)
         severity = "doubt" if allowed else "reject"
@@ -399,10 +418,12 @@ def _graph_file(layout: Layout | None, gpus_there: int | None) -> Iterator[Verdi
     everyone = max(layout.gpus, gpus_there or 0)
     sizes = {
         "tensor-parallel": layout.tp,
-        "pipeline": layout.pp,
+        # Neighbours send and receive in a communicator of their own, however many stages there are.
+        "pipeline": 2 if layout.pp > 1 else 1,
         "expert": layout.ep,
         "expert tensor-parallel": layout.moe_tp if layout.ep else 0,
         "attention tensor-parallel": layout.attention_tp if layout.attention_dp else 0,
+        "decode context": layout.dcp,
     }
     small = [f"{kind} groups of {size}" for kind, size in sizes.items() if 1 < size < everyone]
     if small:

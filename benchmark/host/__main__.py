@@ -45,7 +45,7 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     """What runs here, what it holds, who is at the port. Changes nothing."""
     import getpass
 
-    from . import engine_http, gpus, holding, processes
+    from . import engine_http, failures, gpus, holding, processes
     from .services import configuration_of
     from .serving import running, serving_units
 
@@ -64,11 +64,11 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
                 "started_at": state.started_at,
                 "fingerprint": last.get("fingerprint"),
                 "ready_seconds": last.get("ready_seconds"),
+                "restarts": state.restarts,
             }
         )
     devices = gpus.gpus(settings)
     holders = processes.port_holders(settings.port)
-    last_switch = read_json(settings.state / "switch.json", {}, forms.Switch)
     return {
         "manager": settings.manager,
         "engine": settings.engine,
@@ -79,7 +79,7 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         "port": {"number": settings.port, "holders": None if holders is None else [str(h) for h in holders]},
         "lease": lease.current(settings),
         "held_by": holding.held_by(settings),
-        "last_failure": last_switch.get("failure"),
+        "last_failure": failures.last(settings, manager),
         "allreduce": _allreduces(settings),
     }
 
@@ -191,7 +191,7 @@ def _died(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    from . import holding, records, watch
+    from . import failures, holding, records, watch
     from .switch import death
 
     holding.claim(settings, options.sweep)
@@ -200,6 +200,7 @@ def _fail(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     if failure.get("kind") == "point_failed":
         # The engine's own end says more than the load generator's view of it.
         failure = death(settings, options.configuration) or watch.failure(settings, options.configuration) or failure
+    failures.note(settings, options.configuration, failure)
     records.fail(settings, options.configuration, options.fingerprint, failure, said.get("start") or {})
     return records.finish(settings, options.configuration, options.fingerprint, options.facts)
 

@@ -9,6 +9,7 @@ token by itself. Prompts and answers (the raw requests) stay out.
 from __future__ import annotations
 
 import argparse
+import gzip
 import io
 import json
 import os
@@ -16,8 +17,10 @@ import re
 import sys
 import tarfile
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from ..engine.lifecycle.failure import shown
 from ..engine.secrets import is_secret
@@ -25,10 +28,12 @@ from ..report.command import REMOVED
 from . import bounded
 from .managers import manager_for
 from .services import configuration_of
+from .serving import running
 from .settings import HostError, Settings, read_settings
 
 HEAD_BYTES, TAIL_BYTES = 256 << 10, 2 << 20
 NCCL_LINES = 4000
+JOURNAL_LINES = 2000
 RECORDS = 100
 _SHORTEST_SECRET = 6
 """A shorter value would be replaced all over the place where it means something else."""
@@ -74,23 +79,37 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 def head_and_tail(path: Path) -> str:
     """A log's beginning and end: between them lie requests."""
-    with path.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(0)
-        if size <= HEAD_BYTES + TAIL_BYTES:
-            return stream.read().decode(errors="replace")
+    with _bytes_of(path) as stream:
         head = stream.read(HEAD_BYTES)
-        stream.seek(-TAIL_BYTES, os.SEEK_END)
-        tail = stream.read()
-    gap = f"\n... {size - HEAD_BYTES - TAIL_BYTES} bytes left out ...\n"
-    return head.decode(errors="replace") + gap + tail.decode(errors="replace")
+        tail, size = b"", len(head)
+        # A packed log cannot be read from its end.
+        while piece := stream.read(1 << 20):
+            tail, size = (tail + piece)[-TAIL_BYTES:], size + len(piece)
+    left_out = size - len(head) - len(tail)
+    gap = f"\n... {left_out} bytes left out ...\n".encode() if left_out else b""
+    return (head + gap + tail).decode(errors="replace")
 
 
 def nccl_lines(path: Path) -> str:
     """What NCCL said, from all of the log."""
-    with path.open(errors="replace") as stream:
-        found = [line for line in stream if "NCCL" in line]
-    return "".join(found[:NCCL_LINES])
+    with _bytes_of(path) as stream:
+        found = [line for line in stream if b"NCCL" in line]
+    return b"".join(found[:NCCL_LINES]).decode(errors="replace")
+
+
+def rotated(log: Path, since: float | None = None) -> Path | None:
+    """Of what logrotate or supervisor took from a log, the file with the engine's start: NCCL says most of it there.
+
+    Args:
+        since: when the engine was started; without it the newest counts.
+    """
+    found = {path: path.stat().st_mtime for path in log.parent.glob(f"{log.name}[.-]*") if path.is_file()}
+    written = [path for path, at in found.items() if since is not None and at >= since]
+    return min(written, key=found.__getitem__) if written else max(found, key=found.__getitem__, default=None)
+
+
+def _bytes_of(path: Path) -> IO[bytes]:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def collect(settings: Settings, archive: Path) -> dict[str, object]:
@@ -151,15 +170,36 @@ def _unit_files(settings: Settings) -> list[Path]:
 
 
 def _logs(settings: Settings) -> Iterator[tuple[str, str]]:
+    starts = running(settings)
     for log in sorted(settings.state.glob("log/*.log")):
-        yield f"log/{log.name}", head_and_tail(log)
-        if said := nccl_lines(log):
-            yield f"log/{log.stem}-nccl.txt", said
+        before = rotated(log, starts.get(log.stem, {}).get("started_at"))
+        for file, name in ((log, log.name), (before, f"{log.stem}-before.log")):
+            if file is None:
+                continue
+            try:
+                text, said = head_and_tail(file), nccl_lines(file)
+            except (OSError, EOFError, zlib.error) as error:
+                text, said = f"{file}: {error}\n", ""
+            yield f"log/{name}", text
+            if said:
+                yield f"log/{name.removesuffix('.log')}-nccl.txt", said
     if settings.manager == "systemd":
         for unit in [*manager_for(settings).units(), "shardsweep-job", "shardsweep-guard"]:
-            command = ["journalctl", "--no-pager", "--output=short-iso", "--lines=2000", f"--unit={unit}.service"]
-            yield f"journal/{unit}.txt", _said(command)
+            yield f"journal/{unit}.txt", _journal(unit)
             yield f"journal/{unit}-state.txt", _said(["systemctl", "show", f"{unit}.service"])
+
+
+def _journal(unit: str) -> str:
+    """Its beginning and its end: a unit that restarts for weeks says at its beginning why it began to."""
+    command = ["journalctl", "--no-pager", "--output=short-iso", f"--unit={unit}.service"]
+    tail = _said([*command, f"--lines={JOURNAL_LINES}"]).splitlines(keepends=True)
+    if len(tail) < JOURNAL_LINES:
+        return "".join(tail)
+    # journalctl has --lines=+N only since systemd 254.
+    head = _said(["sh", "-c", f'"$@" | head -n {JOURNAL_LINES}', "sh", *command]).splitlines(keepends=True)
+    if tail[0] in head:
+        return "".join([*head[: head.index(tail[0])], *tail])
+    return "".join([*head, "... lines left out ...\n", *tail])
 
 
 def _said(command: Sequence[str], settings: Settings | None = None) -> str:

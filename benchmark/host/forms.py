@@ -43,6 +43,22 @@ class Switch(TypedDict, total=False):
     failure: dict[str, Any] | None
 
 
+LAST_FAILURE = "last_failure.json"
+
+
+class Failure(TypedDict, total=False):
+    """Of last_failure.json: a failure as it was told, of which configuration, and when."""
+
+    configuration: str
+    at: float
+    kind: str
+    stage: str
+    sentence: str
+    advice: str
+    evidence: list[str]
+    may_pass: bool
+
+
 class Job(TypedDict, total=False):
     id: str
     asked_again: str

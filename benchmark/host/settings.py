@@ -26,6 +26,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     manager: Literal["systemd", "supervisor"] = "systemd"
     host: str = "127.0.0.1"
     port: int = 30001
+    node_port: int | None = None
+    """Where the other nodes meet this one; None where no configuration is spread from here."""
+    user: str = ""
+    """Who the engine runs as; empty: whoever runs these tools (supervisor)."""
     nvidia_smi: list[str] = msgspec.field(default_factory=lambda: ["nvidia-smi"])
     engine: Literal["sglang", "simulated"] = "sglang"
     stop_seconds: float = 120.0

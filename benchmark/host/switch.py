@@ -18,7 +18,7 @@ from .serving import note_start, running, serving_units
 from .settings import Settings, locked, read_json, write_json
 from .stop import StuckError, stop_step
 
-_SWITCH = "switch.json"
+SWITCH = "switch.json"
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.1, 0.5
 """Between two steps, each twice as long as the one before: what is told to stop is often gone at once, and what loads
 takes minutes."""
@@ -76,13 +76,22 @@ def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline
             _step(settings, manager, state)
         except StuckError as stuck:
             _fail(state, stuck.kind, "stop", stuck.sentence, stuck.advice, stuck.evidence, stuck.may_pass)
-        write_json(settings.state / _SWITCH, state)
+        write_json(settings.state / SWITCH, state)
+        if state["phase"] == "failed":
+            _keep_failure(settings, state)
         if state["phase"] not in ("stopping", "starting") or time.monotonic() + pause > deadline:
             break
         if state["phase"] != phase:
             phase, pause = state["phase"], _FIRST_PAUSE_SECONDS
         time.sleep(pause)
         pause = min(2 * pause, _PAUSE_SECONDS)
+
+
+def _keep_failure(settings: Settings, state: dict[str, Any]) -> None:
+    """For whoever asks later: the switch that restores what served before forgets it."""
+    from . import failures  # it looks at switches
+
+    failures.note(settings, state["configuration"] or "", state["failure"])
 
 
 def _begin(
@@ -97,10 +106,13 @@ def _begin(
     anew: bool,
     gpus: list[int] | None,
 ) -> dict[str, Any]:
-    state = read_json(settings.state / _SWITCH, {}, forms.Switch)
+    state = read_json(settings.state / SWITCH, {}, forms.Switch)
     # What was under way before the host was booted is under way no more.
     if (state.get("token"), state.get("configuration"), state.get("boot")) == (token, name, clock.boot()):
         return state
+    from . import failures  # it looks at switches
+
+    failures.note_fallen(settings, manager)
     wanted = engine_unit(name) if name else None
     present = serving_units(settings, manager, yields)
     state = {
@@ -247,7 +259,7 @@ def death(settings: Settings, name: str) -> dict[str, Any] | None:
     seen = lifecycle.read_log(log_since(log, offset))
     state: dict[str, Any] = {}
     failure = _ended(settings, start, service, seen)
-    _fail_from(state, failure, f"The engine ended while it was measured ({service.detail}).", seen)
+    _fail_from(state, failure, f"The engine ended by itself ({service.detail}).", seen)
     return state["failure"]
 
 

@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 NVCC = """#!/bin/sh
-[ "$1" = --version ] && { echo "Cuda compilation tools, release 13.0, V13.0.88"; exit; }
+[ "$1" = --version ] && { echo "Cuda compilation tools, release RELEASE, VRELEASE.88"; exit; }
 case $1 in -arch=sm_120) ;; *) echo "nvcc fatal : Unsupported gpu architecture '$1'" >&2; exit 1 ;; esac
 [ -x "$(dirname "$0")/ptxas" ] || { echo "sh: 1: ptxas: Permission denied" >&2; exit 126; }
 echo object >check.o
@@ -28,8 +28,8 @@ def program(path, text, mode=0o755):
     path.chmod(mode)
 
 
-def toolkit(folder, library, mode):
-    program(folder / "bin/nvcc", NVCC, mode)
+def toolkit(folder, library, mode, release="13.0"):
+    program(folder / "bin/nvcc", NVCC.replace("RELEASE", release), mode)
     program(folder / "bin/ptxas", "#!/bin/sh\n", mode)
     program(folder / "bin/c++", COMPILER)
     (folder / library).parent.mkdir(parents=True)
@@ -50,6 +50,11 @@ def main():
         note.write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
     toolkit(root / "cuda-13.0", "lib64/libcudart.so", 0o755)
     toolkit(root / "without-link", "lib/libcudart.so.13", 0o755)
+    toolkit(root / "cuda-12.9", "lib64/libcudart.so", 0o755, "12.9")
+    toolkit(root / "endless", "lib64/libcudart.so", 0o755)
+    for name, release in (("cuda", "12.8"), ("cuda-13.9", "13.9"), ("cuda-13.10", "13.10")):
+        toolkit(root / "several" / name, "lib64/libcudart.so", 0o755, release)
+    (root / "endless/bin/c++").write_text("#!/bin/sh\nexec sleep 60\n")
 
 
 if __name__ == "__main__":

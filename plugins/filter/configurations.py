@@ -140,9 +140,9 @@ def launch_lines(configuration, release, own):
     return _said(flags.launch_lines, configuration["engine"], release, own)
 
 
-def launch_environment(configuration, own):
+def launch_environment(configuration, own, gpus=None):
     """A configuration's environment over the host's own, as the engine's process is to see it."""
-    return _said(conf.launch_environment, configuration["environment"], own, configuration["engine"])
+    return _said(conf.launch_environment, configuration["environment"], own, configuration["engine"], gpus)
 
 
 def communication_run(configuration, own):

@@ -1,6 +1,7 @@
 """A mirror of huggingface.co for one small model, with the answers that huggingface_hub asks for.
 
-`Hub(folder)` serves every file of a folder as the repository `tests/small` at commit COMMIT. The first answer with the
+`Hub(folder)` serves every file of a folder as the repository `tests/small` at commit COMMIT (`commit` is another, when
+the folder's files have changed). The first answer with the
 largest file breaks off in the middle, as a long download does: whoever fetches must go on from there.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 
 REPOSITORY = "tests/small"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NEXT_COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 
 
 class Hub:
@@ -21,6 +23,7 @@ class Hub:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.commit = COMMIT
         self.asked_from: list[int] = []
         """Byte at which each answer with content began."""
         self.cut = True
@@ -51,12 +54,12 @@ class Hub:
 
     def answer(self, request: BaseHTTPRequestHandler, *, body: bool) -> None:
         path = request.path.partition("?")[0]
-        if path == f"/api/models/{REPOSITORY}/revision/{COMMIT}":
+        if path == f"/api/models/{REPOSITORY}/revision/{self.commit}":
             files = [{"rfilename": file.name, "size": file.stat().st_size} for file in sorted(self.folder.iterdir())]
-            content = json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": files}).encode()
+            content = json.dumps({"id": REPOSITORY, "sha": self.commit, "siblings": files}).encode()
             self._send(request, 200, content, {"Content-Type": "application/json"}, body=body)
             return
-        if path == f"/api/models/{REPOSITORY}/tree/{COMMIT}":
+        if path == f"/api/models/{REPOSITORY}/tree/{self.commit}":
             # What later versions of huggingface_hub ask in place of the list of siblings.
             files = [
                 {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0" * 40}
@@ -65,7 +68,7 @@ class Hub:
             self._send(request, 200, json.dumps(files).encode(), {"Content-Type": "application/json"}, body=body)
             return
         start, _, name = path.rpartition("/")
-        if start == f"/{REPOSITORY}/resolve/{COMMIT}" and (self.folder / name).is_file():
+        if start == f"/{REPOSITORY}/resolve/{self.commit}" and (self.folder / name).is_file():
             self._file(request, (self.folder / name).read_bytes(), body=body)
             return
         self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"}, body=body)
@@ -73,7 +76,7 @@ class Hub:
     def _file(self, request: BaseHTTPRequestHandler, content: bytes, *, body: bool) -> None:
         headers = {
             "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
-            "X-Repo-Commit": COMMIT,
+            "X-Repo-Commit": self.commit,
             "Accept-Ranges": "bytes",
         }
         wanted = request.headers.get("Range", "")

@@ -1,8 +1,8 @@
 """`make test-install`: the real installation, without a GPU. Each release by playbooks/install.yml, twice.
 
 Asserts that the second run changes nothing, that the compiler of the wheels compiled, that the engine's help is the
-one that flags.json describes, and that the model loaded. About 10 GB of downloads and a few minutes; needs 40 GB of
-disk, Python 3.12 (or --python) and PyPI.
+one that flags.json describes, that the model loaded, and that ranks of the engine's own torch add up over gloo.
+About 10 GB of downloads and a few minutes; needs 40 GB of disk, Python 3.12 (or --python) and PyPI.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hub import COMMIT, REPOSITORY, Hub
+from hub import COMMIT, NEXT_COMMIT, REPOSITORY, Hub
 
 from benchmark.engine import sweep
 
@@ -95,10 +95,12 @@ def measure(release: str, options: argparse.Namespace) -> dict[str, Any]:
     nvcc = (FOLDER / "sglang/cuda/bin/nvcc").resolve()
     see(nvcc.stat().st_mode & 0o005 == 0o005, f"{nvcc} may not be run by every user")
     taken, seconds = ask(release, venv / "bin/python")
+    talked = talk(release, options)
     return {
         "release": release,
         "command_lines": taken,
         "parser_seconds": round(seconds, 1),
+        "communication": talked,
         "day": time.strftime("%Y-%m-%d"),
         "first_run_seconds": round(first_seconds),
         "first_run_changed": first_changed,
@@ -142,8 +144,26 @@ def ask(release: str, python: Path) -> tuple[int, float]:
     return len(lines), time.monotonic() - began
 
 
+def talk(release: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The communication check by the engine's own torch, over gloo: a pair of ranks and four, whose sums are right."""
+    # What this machine is short of is no matter of the check's.
+    known = {"communication": True, "gpu_host_accept": ["shm", "port"], "gpu_host_communication_seconds": 300}
+    seconds, _, _ = play(release, options, known, "preflight")
+    told = json.loads((FOLDER / "state/host.json").read_text())["communication"]
+    (ran,) = told["runs"]
+    results = [(result["ranks"], result["backend"], result["outcome"]) for result in ran["results"]]
+    see(results == [(2, "gloo", "ok"), (4, "gloo", "ok")], f"the ranks of {release} ended as {ran['results']}")
+    pair = ran["results"][0]
+    see(all(size["seconds"] > 0 for size in pair["sizes"]) and pair["steps"], f"the pair measured nothing: {pair}")
+    see({check["verdict"] for check in told["checks"]} <= {"ok", "unknown"}, f"it was judged {told['checks']}")
+    return {"torch": pair["torch"], "ranks": [ranks for ranks, *_ in results], "preflight_seconds": round(seconds)}
+
+
 def download(release: str, options: argparse.Namespace) -> None:
-    """Fetch a model from a mirror on this machine, whose line breaks once; see that the fetch went on, and ended."""
+    """Fetch a model from a mirror on this machine, whose line breaks once; see that the fetch went on, and ended.
+
+    Then another commit of it, whose config has the size that it had.
+    """
     subprocess.run([sys.executable, ROOT / "tests/install/make_model.py", FOLDER / "source", "40000000"], check=True)
     with Hub(FOLDER / "source") as hub:
         settings = {
@@ -157,13 +177,23 @@ def download(release: str, options: argparse.Namespace) -> None:
         play(release, options, settings)
         see(max(hub.asked_from, default=0) > 0, f"the fetch did not go on where it broke off: {hub.asked_from}")
         _, changed, _ = play(release, options, settings)
-    see(changed == 0, f"the second run of a download changed {changed} things")
-    fact = json.loads((FOLDER / "facts.d/sglang_model.fact").read_text())
-    see((fact["path"], fact["commit"]) == (settings["sglang_model_path"], COMMIT), f"the fact tells of {fact}")
+        fact = FOLDER / "facts.d/sglang_model.fact"
+        fetched = json.loads(fact.read_text())
+        see(changed == 0, f"the second run of a download changed {changed} things")
+        see((fetched["path"], fetched["commit"]) == (settings["sglang_model_path"], COMMIT), f"it tells of {fetched}")
+        config = FOLDER / "source/config.json"
+        config.write_text(config.read_text().replace("256", "257", 1))
+        hub.commit = NEXT_COMMIT
+        play(release, options, settings | {"sglang_model_commit": NEXT_COMMIT})
+        moved = json.loads(fact.read_text())
+    see(moved["commit"] == NEXT_COMMIT, f"another commit of the same sizes was not fetched: {moved}")
+    see((FOLDER / "fetched/config.json").read_bytes() == config.read_bytes(), "the config is still the old commit's")
 
 
-def play(release: str, options: argparse.Namespace, further: dict[str, Any] | None = None) -> tuple[float, int, str]:
-    """Run the playbook: (seconds, tasks that changed something, output)."""
+def play(
+    release: str, options: argparse.Namespace, further: dict[str, Any] | None = None, playbook: str = "install"
+) -> tuple[float, int, str]:
+    """Run a playbook: (seconds, tasks that changed something, output)."""
     settings = {"sglang_release": release, "sglang_python": options.python, **(further or {})}
     if options.user:
         settings.update({f"{role}_user": options.user for role in ("sglang", "cuda", "sglang_model")})
@@ -172,7 +202,7 @@ def play(release: str, options: argparse.Namespace, further: dict[str, Any] | No
     began = time.monotonic()
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "ansible", "playbook", ROOT / "playbooks/install.yml"),
+            *(sys.executable, "-m", "ansible", "playbook", ROOT / f"playbooks/{playbook}.yml"),
             *("--inventory", ROOT / "tests/install/inventory", "--extra-vars", json.dumps(settings)),
         ],
         cwd=ROOT,
@@ -183,7 +213,7 @@ def play(release: str, options: argparse.Namespace, further: dict[str, Any] | No
     )
     if done.returncode != 0:
         say(done.stdout[-6000:] + done.stderr[-2000:])
-        raise SystemExit(f"playbooks/install.yml failed for SGLang {release}.")
+        raise SystemExit(f"playbooks/{playbook}.yml failed for SGLang {release}.")
     changed = re.search(r"changed=(\d+)", done.stdout)
     return time.monotonic() - began, int(changed[1]) if changed else -1, done.stdout
 
@@ -227,7 +257,8 @@ def table(figures: list[dict[str, Any]]) -> str:
         shown = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
         asked = (
             f"The engine's own parser takes the {one['command_lines']} command lines of the catalogue that the plan "
-            f"does not reject, and refuses a wrong flag and a wrong value ({one['parser_seconds']} s)."
+            f"does not reject, and refuses a wrong flag and a wrong value ({one['parser_seconds']} s). The "
+            f"communication check ran with its torch {one['communication']['torch']} over gloo, by 2 ranks and by 4."
         )
         lines += [f"{one['release']}: {one['flags']['sentence']} {asked} Versions: {shown}.", ""]
     lines.append(f"On {figures[0]['day']}, {figures[0]['processors']} processors, {figures[0]['system']}.")

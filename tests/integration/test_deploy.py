@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
+import time
 
 import pytest
 import yaml
@@ -108,6 +111,29 @@ def test_a_start_that_fails_brings_back_what_served(served):
     assert "sglang-ep4 served before and serves again." in text
     assert served.serving() == ["sglang-ep4"]
     assert served.ask("/health").status_code == 200
+    # The restore went well, and did not make the failure forgotten.
+    status = served.play("playbooks/status.yml")
+    assert status.returncode == 0, said(status)
+    assert "Last failure: tp4ep2 20" in said(status)
+    assert "UTC: The weights do not fit over 4 GPUs" in said(status)
+
+
+def test_an_engine_that_falls_while_it_serves_is_the_last_failure(site):
+    assert site.play("deploy.yml", config="ep4").returncode == 0
+    pid = site.verb("observe")["serving"][0]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(50):
+        if not site.serving():
+            break
+        time.sleep(0.2)
+    status = said(site.play("playbooks/status.yml"))
+    assert "Nothing serves." in status
+    assert "Last failure: ep4 20" in status
+    fell = site.verb("observe")["last_failure"]
+    # It stays the last when the engine serves again, and a stop that is asked for is none.
+    assert site.play("deploy.yml", config="ep4").returncode == 0
+    assert site.play("playbooks/stop.yml").returncode == 0
+    assert site.verb("observe")["last_failure"] == fell
 
 
 def test_a_changed_configuration_that_fails_comes_back_as_it_was(served):

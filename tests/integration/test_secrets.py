@@ -182,7 +182,7 @@ with open(log, "a") as stream:
     told = os.environ.get("HF_TOKEN") or "none"
     stream.write(json.dumps({{"arguments": sys.argv[1:], "environment": told, "has": {token!r} in program}}) + "\\n")
 import time; time.sleep(0.5)
-print(json.dumps({{"needed_bytes": 1 if "plan" in sys.argv else 0, "free_bytes": 1 << 50}}))
+print(json.dumps({{"files": 1, "needed_bytes": 1, "free_bytes": 1 << 50}}))
 """
 
 

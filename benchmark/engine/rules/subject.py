@@ -11,6 +11,7 @@ from ..flags import release_at_least
 from ..hardware import Host
 from ..layout import A2A_BACKENDS, Layout
 from ..models import ModelShape
+from ..nccl import visible_gpus
 
 # Backends that leave ep_size alone (0.5.23 arg_groups/overrides.py:1578 lists those that force it).
 _LEAVES_EP = frozenset({"ascend_tp"})
@@ -103,8 +104,7 @@ class Subject:
     @property
     def visible_gpus(self) -> int | None:
         """GPUs that CUDA_VISIBLE_DEVICES names on each node; None if it is not set."""
-        text = str(self.environment.get("CUDA_VISIBLE_DEVICES") or "").strip()
-        return len({part.strip() for part in text.split(",") if part.strip()}) if text else None
+        return visible_gpus(self.environment)
 
     @property
     def capability(self) -> tuple[int, int] | None:

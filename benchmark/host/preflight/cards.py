@@ -180,28 +180,41 @@ def memory(rows: Sequence[Row], holders: Sequence[Holder], free_bytes: int) -> C
     held = [row for row in rows if (row.number("memory.used") or 0) * (1 << 20) > free_bytes]
     if not held:
         return Check("memory", "ok", "free on every GPU")
-    amounts = listed(f"GPU {row.index} {(row.number('memory.used') or 0) / 1024:.1f} GiB" for row in held)
-    places = {row.index for row in held}
-    there = [holder for holder in holders if holder.index in places] or [h for h in holders if h.index is None]
-    others = [holder for holder in there if not holder.ours]
-    if others:
-        names = dict.fromkeys(f"pid {holder.pid} ({holder.command[:80]})" for holder in others)
-        mend = f"kill {' '.join(dict.fromkeys(str(h.pid) for h in others))}, or name its unit in sglang_service_yields"
-        return Check("memory", "fail", f"{amounts}, held by {listed(names)}", mend)
-    if there:
-        return Check("memory", "ok", f"{amounts}, held by our engine")
-    mend = (
-        f"fuser -v /dev/nvidia*; when nobody is there: nvidia-smi --gpu-reset -i {','.join(sorted(places))}, or reboot"
-    )
-    return Check("memory", "fail", f"{amounts}, and no process shows it", mend)
+    foreign, silent, ours = [], [], []
+    others: dict[int, str] = {}
+    for row in held:
+        there = _on(row, holders)
+        strangers = [holder for holder in there if not holder.ours]
+        others.update({holder.pid: f"pid {holder.pid} ({holder.command[:80]})" for holder in strangers})
+        (foreign if strangers else ours if there else silent).append(row)
+    seen, mend = [], []
+    if foreign:
+        seen.append(f"{_amounts(foreign)}, held by {listed(others.values())}")
+        mend.append(f"kill {' '.join(map(str, others))}, or name its unit in sglang_service_yields")
+    if silent:
+        places = ",".join(row.index for row in silent)
+        seen.append(f"{_amounts(silent)}, and no process shows it")
+        mend.append(f"fuser -v /dev/nvidia*; when nobody is there: nvidia-smi --gpu-reset -i {places}, or reboot")
+    if seen:
+        return Check("memory", "fail", "; ".join(seen), "; ".join(mend))
+    return Check("memory", "ok", f"{_amounts(ours)}, held by our engine")
+
+
+def _on(row: Row, holders: Sequence[Holder]) -> list[Holder]:
+    """Who is on this GPU; a holder of which only the device file tells may be on any."""
+    return [holder for holder in holders if holder.index in (row.index, None)]
+
+
+def _amounts(rows: Sequence[Row]) -> str:
+    return listed(f"GPU {row.index} {(row.number('memory.used') or 0) / 1024:.1f} GiB" for row in rows)
 
 
 def stuck(rows: Sequence[Row], holders: Sequence[Holder]) -> Check:
     """After a hung collective a GPU spins: full utilization at little power, and no process to be seen."""
-    if holders:
-        return Check("stuck", "ok", "the GPUs have processes of their own")
     spinning = []
     for row in rows:
+        if _on(row, holders):
+            continue
         busy, watts, limit = (row.number(f) for f in ("utilization.gpu", "power.draw", "power.limit"))
         if busy is not None and watts and limit and busy >= _STUCK_PERCENT and watts < _STUCK_SHARE * limit:
             spinning.append(row.index)

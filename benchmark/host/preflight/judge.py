@@ -9,8 +9,6 @@ from . import cards, driver, kernel_log, pcie, smi, system
 from .check import Check
 from .look import Seen
 
-_NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
-
 
 def judge(seen: Seen, free_memory_bytes: int) -> list[Check]:
     """Every check, in the order in which one would look. A host without GPUs is told so and still checked for the rest.
@@ -19,11 +17,13 @@ def judge(seen: Seen, free_memory_bytes: int) -> list[Check]:
         free_memory_bytes: a GPU that holds less counts as free.
     """
     wrong = driver.answers(seen.query, seen.bus_gpus, simulated=seen.simulated)
+    rows = smi.rows(seen.query.text) if wrong is None else []
+    if wrong is None and not rows:
+        wrong = Check("nvidia_smi", "fail", "nvidia-smi answered a table that cannot be read", "")
     if wrong is not None:
-        return [wrong, *_host(seen)]
-    rows = smi.rows(seen.query.text)
-    if not rows:
-        return [Check("nvidia_smi", "fail", "nvidia-smi answered a table that cannot be read", ""), *_host(seen)]
+        # Above all then: the kernel's log and the bus say why nvidia-smi is silent.
+        there = seen.query.state != "absent" and wrong.id == "nvidia_smi" and not seen.simulated
+        return [wrong, *(_kernel(seen, []) + _bus(seen, len(seen.bus_gpus)) if there else []), *_host(seen)]
     checks = [*_cards(seen, rows, free_memory_bytes), *_between(seen, rows)]
     if not seen.simulated:
         checks += _kernel(seen, rows)
@@ -56,14 +56,14 @@ def _between(seen: Seen, rows: Sequence[smi.Row]) -> list[Check]:
     return [
         *found,
         cards.all_there(rows, seen.bus_gpus, container=seen.container),
-        pcie.acs(
-            seen.lspci.text if seen.lspci.ok else None,
-            root=seen.root,
-            above=seen.bridges,
-            gpus=len(rows),
-            guest=seen.guest,
-        ),
-        pcie.iommu(seen.files.get("/proc/cmdline", ""), seen.iommu_units, seen.iommu_types, gpus=len(rows)),
+        *_bus(seen, len(rows)),
+    ]
+
+
+def _bus(seen: Seen, gpus: int) -> list[Check]:
+    return [
+        pcie.acs(seen.lspci, root=seen.root, above=seen.bridges, gpus=gpus, guest=seen.guest),
+        pcie.iommu(seen.files.get("/proc/cmdline", ""), seen.iommu_units, seen.iommu_types, gpus=gpus),
         *pcie.numa(
             seen.numa_nodes,
             seen.files.get("/sys/devices/system/node/online", ""),
@@ -91,8 +91,8 @@ def _host(seen: Seen) -> list[Check]:
     return [
         system.shared_memory(*(seen.shm or (None, None))),
         system.limits(seen.limits_of, seen.limits, unit_sets=seen.unit_sets_limits),
-        system.port(seen.port, seen.port_holders, seen.port_ours, ephemeral),
-        system.nccl_files({name: seen.files[name] for name in _NCCL_FILES if name in seen.files}),
+        *(system.port(port.setting, port.number, port.holders, port.ours, ephemeral) for port in seen.ports),
+        system.nccl_files(seen.nccl_files),
         *system.processors(seen.cpus_allowed, seen.files.get("/sys/devices/system/cpu/online", ""), seen.governors),
     ]
 

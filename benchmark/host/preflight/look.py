@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
+import re
 import resource
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,8 +22,21 @@ from . import smi
 from .cards import Holder
 from .hints import GRUB, MODPROBE
 
+SMI_SECONDS = 30.0
+"""For each call of nvidia-smi. Without persistence a call loads the driver anew, a second or two for each GPU, and six
+calls at once do so side by side: on eight healthy cards that can take longer than the 8 s of other commands."""
 _NVIDIA = "0x10de"
 _FIELDS_TO_DROP = 4
+_STAMP = re.compile(r"^(?:\S+ \S+ kernel: |\[[ \d.]+\] )")
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    setting: str
+    """Which setting of the inventory says its number."""
+    number: int
+    holders: list[str] | None = []
+    """Who listens there; None: somebody whom we may not see."""
+    ours: bool = False
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +61,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     guest: bool = False
     files: dict[str, str] = {}
     """Content of the files of _FILES that exist."""
+    nccl_files: dict[str, str | None] = {}
+    """NCCL's configuration files by path, the engine's user's own among them; None for one that is not there."""
     iommu_units: list[str] = []
     iommu_types: dict[str, str] = {}
     numa_nodes: dict[str, int] = {}
@@ -53,9 +72,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, int | None] = {}
     limits_of: str = ""
     unit_sets_limits: bool = False
-    port: int = 0
-    port_holders: list[str] | None = []
-    port_ours: bool = False
+    ports: list[Port] = []
     cpus_allowed: int = 0
     governors: list[str] = []
 
@@ -68,15 +85,13 @@ _FILES = (
     "/proc/sys/net/ipv4/ip_local_port_range",
     "/sys/devices/system/node/online",
     "/sys/devices/system/cpu/online",
-    "/etc/nccl.conf",
-    "~/.nccl.conf",
     GRUB,
     MODPROBE,
 )
 
 
 def look(settings: Settings, yields: list[str]) -> Seen:
-    """Look at everything. Bounded: each command has 8 s, and they run side by side."""
+    """Look at everything. Bounded: nvidia-smi has 30 s, other commands 8 s, and they run side by side."""
     simulated = settings.engine == "simulated"
     with ThreadPoolExecutor(10) as pool:
         query = pool.submit(_query, settings)
@@ -110,7 +125,7 @@ def look(settings: Settings, yields: list[str]) -> Seen:
 
 
 def _nvidia_smi(settings: Settings, *arguments: str) -> Answer:
-    return run([*settings.nvidia_smi, *arguments], environment=settings.environment)
+    return run([*settings.nvidia_smi, *arguments], environment=settings.environment, seconds=SMI_SECONDS)
 
 
 def _query(settings: Settings) -> Answer:
@@ -133,9 +148,20 @@ def kernel_log() -> list[str] | None:
     ring = run(["dmesg"])
     if not ring.ok and not (journal.ok and journal.text.strip()):
         return None
-    found = [line for text in (journal.text, ring.text) for line in text.splitlines() if any(w in line for w in wanted)]
-    # Journal and ring buffer tell the same line with another time in front.
-    return list({line[line.find("NVRM") if "NVRM" in line else 0 :]: line for line in found}.values())
+    told = [text.splitlines() for text in (journal.text, ring.text)]
+    return merged(*([line for line in lines if any(word in line for word in wanted)] for lines in told))
+
+
+def merged(journal: Sequence[str], ring: Sequence[str]) -> list[str]:
+    """The lines of both, which tell the same with another time in front: each as often as the one with more of it."""
+    counts = [Counter(map(_message, lines)) for lines in (journal, ring)]
+    first = {_message(line): line for line in reversed([*journal, *ring])}
+    return [first[message] for message, count in (counts[0] | counts[1]).items() for _ in range(count)]
+
+
+def _message(line: str) -> str:
+    """`2026-11-30T00:04:56+0000 gpu1 kernel: NVRM: ...` and `[  912.1] NVRM: ...` -> `NVRM: ...`."""
+    return _STAMP.sub("", line)
 
 
 def _our_pids(settings: Settings, yields: list[str]) -> set[int]:
@@ -188,30 +214,48 @@ def _is_daemon(pid: int) -> bool:
 
 
 def _machine(settings: Settings, ours: set[int]) -> dict[str, object]:
-    holders = processes.port_holders(settings.port)
+    numbers = {"sglang_service_port": settings.port, "sglang_service_node_port": settings.node_port}
     found, whose = _limits(settings)
     return {
         "root": os.geteuid() == 0,
         "container": _in_container(),
         "guest": " hypervisor" in (text_of("/proc/cpuinfo") or ""),
         "files": {name: text for name in _FILES if (text := text_of(name)) is not None},
+        "nccl_files": {str(path): text_of(path) for path in (Path("/etc/nccl.conf"), _home(settings) / ".nccl.conf")},
         "uvm_device": Path("/dev/nvidia-uvm").exists(),
         "shm": _shared_memory(),
         "limits": found,
         "limits_of": whose,
         "unit_sets_limits": settings.manager == "systemd" or settings.engine == "simulated",
-        "port": settings.port,
-        "port_holders": None if holders is None else [str(holder) for holder in holders],
-        "port_ours": bool(holders) and all(holder.pid in ours for holder in holders or []),
+        "ports": [_port(setting, number, ours) for setting, number in numbers.items() if number],
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "governors": sorted({text for file in _governors() if (text := (text_of(file) or "").strip())}),
     }
 
 
+def _port(setting: str, number: int, ours: set[int]) -> Port:
+    holders = processes.port_holders(number)
+    return Port(
+        setting=setting,
+        number=number,
+        holders=None if holders is None else [str(holder) for holder in holders],
+        ours=bool(holders) and all(holder.pid in ours for holder in holders or []),
+    )
+
+
+def _home(settings: Settings) -> Path:
+    """Of the engine's user, by the accounts and not by HOME: so NCCL looks for it (getpwuid, src/misc/param.cc)."""
+    try:
+        account = pwd.getpwnam(settings.user) if settings.user else pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return Path("~")  # no such user yet: nothing is there
+    return Path(account.pw_dir)
+
+
 def text_of(name: str | Path) -> str | None:
     try:
-        return Path(name).expanduser().read_text(errors="replace")
-    except (OSError, RuntimeError):
+        return Path(name).read_text(errors="replace")
+    except OSError:
         return None
 
 
@@ -233,23 +277,14 @@ def _shared_memory() -> tuple[int, int] | None:
 
 
 def _limits(settings: Settings) -> tuple[dict[str, int | None], str]:
-    """What an engine starts with: systemd's defaults, or ours, which supervisor and the engine inherit."""
+    """What an engine inherits from us, or from supervisor; a systemd unit sets them itself."""
     if settings.manager == "systemd":
-        told = run(["systemctl", "show", "--property=DefaultLimitSTACKSoft", "--property=DefaultLimitSTACK"]).text
-        words = dict(line.partition("=")[::2] for line in told.splitlines())
-        stack = words.get("DefaultLimitSTACKSoft") or words.get("DefaultLimitSTACK")
-        return {"stack": _bytes(stack)}, "systemd's defaults"
+        return {}, "systemd's unit"
     kinds = {"stack": resource.RLIMIT_STACK, "files": resource.RLIMIT_NOFILE, "locked": resource.RLIMIT_MEMLOCK}
     # RLIM_INFINITY is -1 for Python; the hard limit of files is what an engine raises itself to.
     found: dict[str, int | None] = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
     found["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return found, "limits of this user"
-
-
-def _bytes(told: str | None) -> int | None:
-    if told == "infinity":
-        return resource.RLIM_INFINITY
-    return int(told) if told and told.isdigit() else None
 
 
 def _bus() -> dict[str, object]:

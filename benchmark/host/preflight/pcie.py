@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from ..bounded import Answer
 from .check import Check, listed
 from .smi import Topology
 
@@ -69,39 +70,64 @@ def acs_controls(text: str) -> dict[str, str]:
     device = "?"
     for line in text.splitlines():
         if match := _DEVICE.match(line):
-            device = match.group(1).lower()
-            device = device if device.count(":") == 2 else f"0000:{device}"
+            device = _with_domain(match.group(1))
         elif (told := line.strip()).startswith("ACSCtl:"):
             found[device] = told.removeprefix("ACSCtl:").strip()
     return found
 
 
-def acs(text: str | None, *, root: bool, above: Sequence[str], gpus: int, guest: bool) -> Check:
+def acs_hidden(text: str) -> list[str]:
+    """Bridges whose capabilities lspci may not read, and so whose ACS nobody has seen."""
+    found: list[str] = []
+    device = ""
+    for line in text.splitlines():
+        if match := _DEVICE.match(line):
+            device = _with_domain(match.group(1)) if "bridge" in line.lower() else ""
+        elif device and line.strip() == "Capabilities: <access denied>":
+            found.append(device)
+    return found
+
+
+def _with_domain(device: str) -> str:
+    return device.lower() if device.count(":") == 2 else f"0000:{device.lower()}"
+
+
+def acs(lspci: Answer, *, root: bool, above: Sequence[str], gpus: int, guest: bool) -> Check:
     """Request or completion redirect on a bridge above the GPUs: P2P reports OK, then NCCL hangs or crawls.
 
     SrcValid+ alone is harmless (38 of 40 bridges of a healthy host have it).
 
     Args:
-        text: `lspci -vvv`; None where there is no lspci.
+        lspci: what `lspci -D -vvv` answered.
         above: the bridges between the GPUs and their roots, as sysfs tells; all bridges count where it is empty.
         guest: a virtual machine, whose host needs ACS for passthrough.
     """
-    if text is None:
+    if lspci.state == "absent":
         return Check("acs", "unknown", "there is no lspci", "apt install pciutils")
-    controls = acs_controls(text)
+    if not lspci.ok:
+        said = lspci.error.strip().splitlines() or ["it said nothing"]
+        how = said[0] if lspci.state == "hung" else f"exit {lspci.code}: {said[0][:200]}"
+        return Check("acs", "unknown", f"lspci did not tell ({how})", "By hand: lspci -D -vvv | grep ACSCtl; dmesg")
+    controls = acs_controls(lspci.text)
+    hidden = [bus for bus in acs_hidden(lspci.text) if bus in above or not above]
     if not controls and not root:
         return Check("acs", "unknown", "lspci shows ACS to root only", "Run the playbook with become: true.")
     redirect = [bus for bus, flags in controls.items() if re.search(r"\b(?:ReqRedir|CmpltRedir)\+", flags)]
     between = [bus for bus in redirect if bus in above or not above]
+    if not between and hidden:
+        seen = f"lspci is denied the capabilities of {len(hidden)} bridges, as root (a container, or a locked kernel)"
+        mend = "On the machine itself: lspci -D -vvv | grep ACSCtl. Or let the communication check tell."
+        return Check("acs", "unknown", seen, mend)
     if not between:
         return Check("acs", "ok", f"no redirect on the {len(controls)} bridges that have ACS")
     seen = f"redirect on {listed(between[:6])}" + (f" and {len(between) - 6} more" if len(between) > 6 else "")
-    mend = "at each boot: " + "; ".join(f"setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in between[:16])
     if gpus < 2:
         return Check("acs", "ok", f"{seen}; with one GPU it matters to nobody")
     if guest:
         mend = "A guest needs ACS on its host. Let the communication check tell, or run on the bare host."
         return Check("acs", "warning", f"{seen}; this is a virtual machine", mend)
+    each = f"for bus in {' '.join(between)}; do setpci -s $bus ECAP_ACS+0x6.w=0000; done"
+    mend = f"at each boot: {each if len(between) > 1 else f'setpci -s {between[0]} ECAP_ACS+0x6.w=0000'}"
     return Check("acs", "fail", f"{seen}: P2P goes through the CPU, and NCCL may hang although P2P says OK", mend)
 
 

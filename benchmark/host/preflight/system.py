@@ -31,20 +31,21 @@ def limits(whose: str, found: Mapping[str, int | None], *, unit_sets: bool) -> C
 
     Args:
         whose: where they come from, for the reader.
-        unit_sets: the engine's unit raises open files and locked memory itself (systemd).
+        unit_sets: the engine's unit sets all three itself (systemd; templates/limits.j2 of the role sglang_service).
     """
+    if unit_sets:
+        return Check("limits", "ok", "the engine's unit sets stack, open files and locked memory itself")
     wrong, mend = [], []
     stack, files, locked = found.get("stack"), found.get("files"), found.get("locked")
     if stack == UNLIMITED:
         wrong.append("unlimited stack: glibc then gives threads 2 MB, and NCCL before 2.28 crashes")
-        mend.append("ulimit -s 8192" if not unit_sets else "DefaultLimitSTACK=8M in /etc/systemd/system.conf")
-    if not unit_sets:
-        if files is not None and files != UNLIMITED and files < _FILES:
-            wrong.append(f"{files} open files")
-            mend.append("ulimit -n 1048576")
-        if locked is not None and locked != UNLIMITED and locked < _LOCKED:
-            wrong.append(f"{locked >> 10} KiB of locked memory")
-            mend.append("ulimit -l unlimited")
+        mend.append("ulimit -s 8192")
+    if files is not None and files != UNLIMITED and files < _FILES:
+        wrong.append(f"{files} open files")
+        mend.append("ulimit -n 1048576")
+    if locked is not None and locked != UNLIMITED and locked < _LOCKED:
+        wrong.append(f"{locked >> 10} KiB of locked memory")
+        mend.append("ulimit -l unlimited")
     if wrong:
         return Check("limits", "warning", f"{whose}: {'; '.join(wrong)}", "; ".join(mend))
     if stack is None:
@@ -52,30 +53,33 @@ def limits(whose: str, found: Mapping[str, int | None], *, unit_sets: bool) -> C
     return Check("limits", "ok", f"{whose}: stack, open files and locked memory are right")
 
 
-def port(number: int, holders: Sequence[str] | None, ours: bool, ephemeral: tuple[int, int] | None) -> Check:
-    """The engine's port: free, or held by our engine; `holders` None: by somebody whom we may not see."""
-    mend = "Stop it, name its unit in sglang_service_yields, or set sglang_service_port."
+def port(
+    setting: str, number: int, holders: Sequence[str] | None, ours: bool, ephemeral: tuple[int, int] | None
+) -> Check:
+    """A port of the engine: free, or held by our engine; `holders` None: by somebody whom we may not see."""
+    name = setting.removeprefix("sglang_service_")
+    mend = f"Stop it, name its unit in sglang_service_yields, or set {setting}."
     if holders is None or (holders and not ours):
         who = listed(holders) if holders else "a process of another user"
-        return Check("port", "fail", f"port {number} is taken by {who}", mend)
+        return Check(name, "fail", f"port {number} is taken by {who}", mend)
     if ephemeral and ephemeral[0] <= number <= ephemeral[1]:
         seen = f"port {number} lies in {ephemeral[0]} to {ephemeral[1]}, from which outgoing connections take theirs"
         free = 30001 if ephemeral[0] > 30001 else max(1024, ephemeral[0] - 1)
-        return Check("port", "warning", seen, f"sglang_service_port: {free}, or narrow net.ipv4.ip_local_port_range")
-    return Check("port", "ok", f"port {number} {'serves our engine' if holders else 'is free'}")
+        return Check(name, "warning", seen, f"{setting}: {free}, or narrow net.ipv4.ip_local_port_range")
+    return Check(name, "ok", f"port {number} {'serves our engine' if holders else 'is free'}")
 
 
-def nccl_files(found: Mapping[str, str]) -> Check:
+def nccl_files(found: Mapping[str, str | None]) -> Check:
     """NCCL's configuration files ({path: content}), which add variables to every engine without a word."""
     variables = {
-        path: [line.strip() for line in content.splitlines() if line.strip() and not line.strip().startswith("#")]
+        path: [line.strip() for line in (content or "").splitlines() if line.strip() and line.strip()[0] != "#"]
         for path, content in found.items()
     }
     told = [f"{path}: {', '.join(lines)[:200]}" for path, lines in variables.items() if lines]
     if told:
         mend = "Move them into sglang_service_environment, where the record shows them, and delete the file."
         return Check("nccl_files", "warning", f"variables that no record would show: {'; '.join(told)}", mend)
-    return Check("nccl_files", "ok", "no variables in /etc/nccl.conf or ~/.nccl.conf")
+    return Check("nccl_files", "ok", f"no variables in {' or '.join(found)}")
 
 
 def processors(allowed: int, online: str, governors: Sequence[str]) -> list[Check]:

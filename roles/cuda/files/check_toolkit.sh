@@ -14,7 +14,7 @@ give_up() {
 
 ninja --version >out 2>&1 || give_up "ninja does not answer on PATH ($PATH): it comes with the engine's environment; run the role sglang."
 
-[ -n "$architecture" ] || architecture=$(timeout 20 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ')
+[ -n "$architecture" ] || architecture=$(timeout --kill-after=5 20 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ')
 case $architecture in
   '' | *[!0-9a-f]*) architecture=120 ;;
 esac

@@ -1,7 +1,8 @@
 """Fetch one commit of a model with huggingface_hub, or say what that would take.
 
-`fetch.py plan REQUEST` answers {"needed_bytes", "free_bytes"}; `fetch.py fetch REQUEST` downloads, and goes on where a
-cut download stopped. REQUEST is JSON: {"repository", "commit", "endpoint", "folder"}.
+`fetch.py plan REQUEST` answers {"files", "needed_bytes", "free_bytes"}: how many files are not known to be those of the
+commit, and the bytes that this may take. `fetch.py fetch REQUEST` downloads, and goes on where a cut download stopped.
+REQUEST is JSON: {"repository", "commit", "endpoint", "folder"}.
 """
 
 import json
@@ -22,13 +23,39 @@ def there(path):
         return -1
 
 
+def noted(folder, name):
+    """Commit and content id (etag) of a file, as huggingface_hub notes them beside what it fetched; "" for none."""
+    try:
+        lines = (folder / ".cache/huggingface/download" / f"{name}.metadata").read_text().split("\n")
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    commit, etag = (*map(str.strip, lines), "", "")[:2]
+    return commit, etag
+
+
+def content_id(file):
+    """The id that the hub gives a file's content; "" where it does not tell."""
+    lfs = file.lfs
+    sha256 = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
+    return sha256 or file.blob_id or ""
+
+
 def plan(hub, request, folder):
     info = hub.HfApi().model_info(request["repository"], revision=request["commit"], files_metadata=True)
-    needed = sum(file.size or 0 for file in info.siblings if there(folder / file.rfilename) != (file.size or 0))
+    files = needed = 0
+    for file in info.siblings:
+        size, (commit, etag) = file.size or 0, noted(folder, file.rfilename)
+        whole = there(folder / file.rfilename) == size
+        # The size alone tells nothing: another commit's file, say of other weights, may have the same.
+        if whole and commit == request["commit"]:
+            continue
+        files += 1
+        if not whole or not etag or etag != content_id(file):
+            needed += size
     above = folder
     while not above.exists():
         above = above.parent
-    return {"needed_bytes": needed, "free_bytes": shutil.disk_usage(above).free}
+    return {"files": files, "needed_bytes": needed, "free_bytes": shutil.disk_usage(above).free}
 
 
 def fetch(hub, request, folder):

@@ -184,3 +184,14 @@ def test_an_environment_that_nccl_would_misread_is_refused(environment, own, eng
 
 def test_a_graph_file_for_one_group_over_all_gpus_is_taken():
     assert conf.launch_environment({"NCCL_GRAPH_FILE": "/g.xml"}, {}, {"tp_size": 8, "ep_size": 8})
+
+
+@pytest.mark.parametrize(("own", "gpus"), [({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, None), ({}, 8)])
+def test_a_graph_file_of_more_gpus_than_the_configuration_takes(own, gpus):
+    # The file describes the GPUs that the engine can see: four of eight are not found in it.
+    graph, four = {"NCCL_GRAPH_FILE": "/g.xml"}, {"tp_size": 4}
+    assert conf.launch_environment(graph, {}, four)
+    with pytest.raises(conf.ConfigurationError, match=r"describes 8 GPUs.*tensor-parallel groups of 4"):
+        conf.launch_environment(graph, own, four, gpus)
+    # Of eight GPUs only four are shown to it.
+    assert conf.launch_environment(graph, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, four, 8)

@@ -89,6 +89,16 @@ def test_the_right_word_is_offered() -> None:
     assert verdicts[0].advice == f"Write one of {', '.join(LEVELS)}."
 
 
+@pytest.mark.parametrize("name", ["NCCL_COMM_BLOCKING", "NCCL_SOMETHING_NEW"])
+def test_words_for_switches_that_no_table_has_become_digits(name: str) -> None:
+    assert only(name, "True") == ("1", [("note", "nccl-boolean")])
+
+
+@pytest.mark.parametrize("name", ["NCCL_NVLS_CHUNKSIZE", "NCCL_SOMETHING_NEW"])
+def test_sizes_with_a_suffix_are_refused_whatever_their_name(name: str) -> None:
+    assert only(name, "32M") == (None, [("reject", "nccl-number")])
+
+
 @pytest.mark.parametrize(("value", "digit"), [("True", "1"), ("yes", "1"), ("on", "1"), ("False", "0"), ("no", "0")])
 def test_words_for_switches_become_digits(value: str, digit: str) -> None:
     assert only("NCCL_IB_DISABLE", value) == (digit, [("note", "nccl-boolean")])
@@ -134,12 +144,16 @@ def test_refused(name: str, value: Any, rule: str) -> None:
     assert only(name, value) == (None, [("reject", rule)])
 
 
-@pytest.mark.parametrize("value", ["LL128", "LL,LL128,Simple", "ll,ll128", "allreduce:LL128"])
+@pytest.mark.parametrize(
+    "value",
+    # parseList sets what is not named behind ^ to 1, and 1 is forced: ^LL is LL128,Simple.
+    ["LL128", "LL,LL128,Simple", "ll,ll128", "allreduce:LL128", "^LL", "^Simple", "^LL,Simple", "allreduce:^LL"],
+)
 def test_ll128_wants_an_explicit_permission(value: str) -> None:
     assert only("NCCL_PROTO", value) == (None, [("reject", "nccl-ll128")])
     for permission in (True, "true", "1", 1):
         rendered, verdicts = normalise_environment({"NCCL_PROTO": value, ALLOW_LL128: permission})
-        assert ALLOW_LL128 not in rendered and "LL128" in rendered["NCCL_PROTO"]
+        assert ALLOW_LL128 not in rendered and "NCCL_PROTO" in rendered
         assert [(verdict.severity, verdict.rule) for verdict in verdicts] == [("doubt", "nccl-ll128")]
     rendered, verdicts = normalise_environment({"NCCL_PROTO": value, ALLOW_LL128: False})
     assert rendered == {} and [verdict.severity for verdict in verdicts] == ["reject"]
@@ -164,8 +178,11 @@ def test_p2p_off_and_a_level_contradict() -> None:
         (Layout(tp=4), 4, []),
         (Layout(tp=8, ep=4), 8, ["reject"]),
         (Layout(tp=4, pp=2), 8, ["reject"]),
-        # Eight pairs of neighbours make one pipeline group of eight ranks; NCCL's send and receive go by pairs.
         (Layout(tp=8, attention_dp=4), 8, ["reject"]),
+        # One pipeline group of eight ranks, whose neighbours send and receive in communicators of two.
+        (Layout(pp=8), 8, ["reject"]),
+        (Layout(tp=8, dcp=4), 8, ["reject"]),
+        (Layout(tp=8, dcp=8), 8, []),
     ],
 )
 def test_a_graph_file_needs_whole_groups(layout: Layout | None, gpus_there: int | None, severities: list[str]) -> None:

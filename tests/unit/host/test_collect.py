@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import tarfile
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark.host import collect
-from benchmark.host.settings import HostError, Settings
+from benchmark.host.settings import HostError, Settings, write_json
 
 UNIT = """[Service]
 Environment="SHARDSWEEP_UNIT=sglang-ep4"
@@ -50,6 +52,57 @@ def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path):
     assert shown.endswith("\nlast\n")
     # Twelve bytes more than is kept.
     assert "... 12 bytes left out ..." in shown
+
+
+def test_after_a_rotation_the_engines_start_is_in_the_packed_log(tmp_path):
+    settings = host(tmp_path)
+    log = tmp_path / "log/sglang-ep4.log"
+    log.write_text("Decode batch\n")
+    # As logrotate names them; the engine was started when the second was written.
+    for number, at, text in ((1, 300.0, "Decode batch"), (2, 200.0, "rank0: NCCL INFO via SHM"), (3, 100.0, "old")):
+        packed = log.with_name(f"{log.name}.{number}.gz")
+        packed.write_bytes(gzip.compress(f"{text} {number}\n".encode()))
+        os.utime(packed, (at, at))
+    write_json(tmp_path / "running.json", {"sglang-ep4": {"started_at": 150.0}})
+    assert collect.rotated(log).name == "sglang-ep4.log.1.gz"
+    archive = tmp_path / "report.tar.gz"
+    collect.collect(settings, archive)
+    with tarfile.open(archive) as opened:
+        before, said = (
+            opened.extractfile(f"report/log/{name}").read()
+            for name in ("sglang-ep4-before.log", "sglang-ep4-before-nccl.txt")
+        )
+    assert before == said == b"rank0: NCCL INFO via SHM 2\n"
+
+
+def test_a_packed_log_that_is_cut_is_told_and_stops_nothing(tmp_path):
+    settings = host(tmp_path)
+    (tmp_path / "log/sglang-ep4.log.1.gz").write_bytes(gzip.compress(b"x" * 1000)[:20])
+    archive = tmp_path / "report.tar.gz"
+    collect.collect(settings, archive)
+    with tarfile.open(archive) as opened:
+        told = opened.extractfile("report/log/sglang-ep4-before.log").read()
+    assert b"sglang-ep4.log.1.gz: " in told
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (3, ["1", "2", "3"]),
+        # Beginning and end overlap: each line once.
+        (5, ["1", "2", "3", "4", "5"]),
+        (9, ["1", "2", "3", "4", "... lines left out ...", "6", "7", "8", "9"]),
+    ],
+)
+def test_a_journal_keeps_its_beginning_and_its_end(tmp_path, monkeypatch, lines, shown):
+    journalctl = tmp_path / "journalctl"
+    journalctl.write_text(
+        f"#!/bin/sh\ncase $* in *--lines=*) seq 1 {lines} | tail -n ${{4#--lines=}} ;; *) seq 1 {lines} ;; esac\n"
+    )
+    journalctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(collect, "JOURNAL_LINES", 4)
+    assert collect._journal("sglang-ep4").splitlines() == shown
 
 
 def host(tmp_path) -> Settings:

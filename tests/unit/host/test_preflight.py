@@ -6,8 +6,10 @@ import stat
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from benchmark.host import bounded, preflight
 from benchmark.host.bounded import Answer
@@ -47,9 +49,8 @@ def a_host(**more) -> Seen:
         "uvm_device": True,
         "shm": (64 * GIB, 63 * GIB),
         "limits": {"stack": 8 << 20},
-        "limits_of": "systemd's defaults",
-        "unit_sets_limits": True,
-        "port": 30001,
+        "limits_of": "limits of this user",
+        "ports": [look.Port(setting="sglang_service_port", number=30001)],
         "cpus_allowed": 32,
     }
     return Seen(**(known | more))
@@ -82,7 +83,7 @@ def test_what_is_wrong_is_found_wherever_it_is():
         lspci=Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir+ CmpltRedir+\n"),
         kernel_log=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout"],
         shm=(64 << 20, 64 << 20),
-        port_holders=["pid 7 (joe): nginx"],
+        ports=[look.Port(setting="sglang_service_port", number=30001, holders=["pid 7 (joe): nginx"])],
     )
     failed = {name for name, verdict in verdicts(sick).items() if verdict == "fail"}
     assert failed == {"link_width", "acs", "xid", "shm", "port"}
@@ -109,6 +110,24 @@ def test_a_host_without_gpus_is_checked_for_the_rest():
     assert found["gpus"] == "unknown"
     assert {"shm", "limits", "port"} <= set(found)
     assert "fail" not in found.values()
+
+
+@pytest.mark.parametrize("silent", [Answer("hung", error="no answer within 30 s"), Answer("failed", "", "x", 15)])
+def test_an_nvidia_smi_that_is_silent_leaves_what_the_kernel_and_the_bus_say(silent):
+    sick = a_host(
+        query=silent,
+        lspci=Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir+ CmpltRedir+\n"),
+        kernel_log=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout", "AER: Uncorrectable (Fatal) error"],
+        iommu_units=["ivhd0"],
+        iommu_types={"0000:00:06.0": "DMA"},
+    )
+    found = verdicts(sick)
+    known = ("nvidia_smi", "xid", "pcie_errors", "kernel_module", "acs", "iommu")
+    assert [found[name] for name in known] == ["fail", "fail", "warning", "ok", "fail", "warning"]
+
+
+def test_without_a_driver_its_module_is_not_missed():
+    assert not {"xid", "uvm", "kernel_module"} & set(verdicts(a_host(query=Answer("absent"))))
 
 
 def test_a_table_that_cannot_be_read():
@@ -193,7 +212,7 @@ def test_a_field_that_an_older_driver_lacks_is_left_out(tmp_path):
 
 
 def test_an_nvidia_smi_that_hangs_fails_the_host_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounded.run, "__kwdefaults__", {"environment": None, "seconds": 0.3})
+    monkeypatch.setattr(look, "SMI_SECONDS", 0.3)
     began = time.monotonic()
     answer = preflight.preflight(settings(tmp_path, "sleep 30"), [])
     assert time.monotonic() - began < 8
@@ -231,3 +250,18 @@ def test_this_machine_can_be_looked_at(tmp_path):
     assert seen.query.state == "failed"
     assert seen.cpus_allowed > 0
     assert "/proc/cmdline" in seen.files
+
+
+def test_the_engines_own_users_file_of_nccl_is_looked_for(tmp_path, monkeypatch):
+    # As NCCL does (getpwuid): neither root's home, who runs the tools, nor the HOME of the unit.
+    monkeypatch.setenv("HOME", str(tmp_path / "root"))
+    accounts = {"sglang": str(tmp_path / "cache")}
+    monkeypatch.setattr(look.pwd, "getpwnam", lambda name: SimpleNamespace(pw_dir=accounts[name]))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/.nccl.conf").write_text("NCCL_ALGO=Tree\n")
+    here = msgspec.structs.replace(settings(tmp_path, "exit 9"), user="sglang", node_port=20000)
+    seen = look.look(here, [])
+    assert seen.nccl_files[str(tmp_path / "cache/.nccl.conf")] == "NCCL_ALGO=Tree\n"
+    assert [port.setting for port in seen.ports] == ["sglang_service_port", "sglang_service_node_port"]
+    unknown = look.look(msgspec.structs.replace(here, user="nobody-yet"), [])
+    assert set(unknown.nccl_files.values()) <= {None, unknown.nccl_files["/etc/nccl.conf"]}

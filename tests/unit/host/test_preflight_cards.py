@@ -132,6 +132,23 @@ def test_memory_that_nobody_shows():
     assert "--gpu-reset -i 0" in check.mend
 
 
+def test_each_gpu_is_judged_by_its_own_holders():
+    # Our engine on GPU 0 says nothing of what leaked on GPU 1, nor of who is on GPU 2.
+    ours, joe = Holder(1, "sglang", "0", ours=True), Holder(7, "python train.py", "2")
+    check = cards.memory(gpus(USED, USED, USED), [ours, joe], GIB)
+    assert check.verdict == "fail"
+    assert check.seen == "GPU 2 78.2 GiB, held by pid 7 (python train.py); GPU 1 78.2 GiB, and no process shows it"
+    assert check.mend.startswith("kill 7, or")
+    assert "--gpu-reset -i 1," in check.mend
+    leaked = cards.memory(gpus(USED, USED), [ours], GIB)
+    assert (leaked.verdict, leaked.seen) == ("fail", "GPU 1 78.2 GiB, and no process shows it")
+
+
+def test_a_container_shows_processes_by_device_file_only():
+    # nvidia-smi lists none there: whoever has a device open may be on any GPU.
+    assert cards.memory(gpus(USED, USED), [Holder(1, "sglang", ours=True)], GIB).verdict == "ok"
+
+
 def test_the_capture_with_memory_and_no_process():
     # two-gpus/smi.txt: 1524 and 291 MiB used, no process found.
     check = cards.memory(gpus({"memory.used": "1524 MiB"}, {"memory.used": "291 MiB"}), [], GIB)
@@ -149,6 +166,9 @@ def test_a_card_that_spins_after_a_hung_collective():
     check = cards.stuck(gpus({}, left), [])
     assert (check.verdict, check.mend) == ("fail", "nvidia-smi --gpu-reset -i 1, or reboot")
     assert cards.stuck(gpus(left), [Holder(1, "python")]).verdict == "ok"
+    # Another GPU's process explains nothing.
+    assert cards.stuck(gpus({}, left), [Holder(1, "python", "0", ours=True)]).verdict == "fail"
+    assert cards.stuck(gpus({}, left), [Holder(1, "python", "1")]).verdict == "ok"
     assert cards.stuck(gpus(left | {"power.draw": "550.00 W"}), []).verdict == "ok"
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark.host.bounded import ABSENT, Answer
-from benchmark.host.preflight import driver, kernel_log, pcie, smi, system
+from benchmark.host.preflight import driver, kernel_log, look, pcie, smi, system
 from benchmark.host.preflight.check import Check, counted, lines, listed
 from benchmark.host.preflight.hints import GRUB, MODPROBE, hints
 
@@ -97,7 +97,8 @@ REDIRECT = HEALTHY_ACS.replace("SrcValid- TransBlk- ReqRedir- CmpltRedir-", "Src
 
 
 def acs(text, **more):
-    return pcie.acs(text, **({"root": True, "above": [], "gpus": 8, "guest": False} | more))
+    lspci = text if isinstance(text, Answer) else Answer("ok", text)
+    return pcie.acs(lspci, **({"root": True, "above": [], "gpus": 8, "guest": False} | more))
 
 
 def test_source_validation_alone_is_harmless():
@@ -122,8 +123,36 @@ def test_redirect_where_no_gpu_is_behind_it():
 def test_acs_that_is_not_shown_is_unknown():
     without = "0000:41:00.0 PCI bridge: Broadcom / LSI PEX890xx\n\tCapabilities: <access denied>\n"
     assert acs(without, root=False).verdict == "unknown"
-    assert acs(without, root=True).verdict == "ok"
-    assert acs(None).mend == "apt install pciutils"
+    # A rented container: root there, and denied all the same.
+    denied = acs(without, root=True)
+    assert (denied.verdict, "denied the capabilities of 1 bridges" in denied.seen) == ("unknown", True)
+    assert acs(without, root=True, above=["0000:41:00.0"]).verdict == "unknown"
+    # What is denied of a bridge that is above no GPU, or of another kind of device, hides nothing.
+    assert acs(without + HEALTHY_ACS, root=True, above=["0000:40:01.1"]).verdict == "ok"
+    card = "0000:42:00.0 VGA compatible controller: NVIDIA\n\tCapabilities: <access denied>\n"
+    assert acs(HEALTHY_ACS + card, root=True).verdict == "ok"
+
+
+def test_redirect_that_is_seen_counts_whatever_else_is_denied():
+    without = "0000:50:00.0 PCI bridge: x\n\tCapabilities: <access denied>\n"
+    assert acs(REDIRECT + without).verdict == "fail"
+
+
+def test_an_lspci_that_is_not_there_or_does_not_answer():
+    assert acs(ABSENT) == Check("acs", "unknown", "there is no lspci", "apt install pciutils")
+    hung = acs(Answer("hung", error="no answer within 8 s"))
+    assert (hung.verdict, hung.seen) == ("unknown", "lspci did not tell (no answer within 8 s)")
+    failed = acs(Answer("failed", "", "lspci: Cannot open /proc/bus/pci\n", 1))
+    assert failed.seen == "lspci did not tell (exit 1: lspci: Cannot open /proc/bus/pci)"
+    assert "pciutils" not in hung.mend + failed.mend
+
+
+def test_each_bridge_with_redirect_is_mended():
+    bridges = [f"0000:{number:02x}:00.0" for number in range(40)]
+    text = "".join(f"{bus} PCI bridge: x\n\t\tACSCtl:\tReqRedir+ CmpltRedir-\n" for bus in bridges)
+    mend = acs(text).mend
+    assert mend.startswith("at each boot: for bus in 0000:00:00.0 0000:01:00.0 ")
+    assert all(bus in mend for bus in bridges)
 
 
 def test_lspci_without_domains():
@@ -218,6 +247,20 @@ def test_the_same_xid_many_times():
     assert kernel_log.xids([GSP] * 3).seen.endswith("at 0000:c1:00, 3 times")
 
 
+def test_journal_and_ring_buffer_tell_the_same_lines():
+    stamp = "2026-11-30T00:04:56+0000 gpu1 kernel: "
+    xid = "NVRM: Xid (PCI:0000:06:00): 31, pid=99, name=python"
+    aer = "pcieport 0000:40:01.1: AER: Uncorrectable (Fatal) error message received"
+    journal = [stamp + xid, stamp.replace("56", "57") + xid, stamp + aer]
+    ring = [f"[  912.1] {aer}", f"[  912.2] {xid}", "[  913.0] NVRM: only here"]
+    found = look.merged(journal, ring)
+    assert found == [stamp + xid] * 2 + [stamp + aer, "[  913.0] NVRM: only here"]
+    assert kernel_log.xids(found).seen.endswith("at 0000:06:00, 2 times: the programs' own")
+    assert kernel_log.links(found).seen.startswith("1 since boot")
+    # A ring buffer that has turned over has lost some, one that the journal dropped lines of has more.
+    assert len(look.merged([], [f"[ 1.0] {xid}", f"[ 2.0] {xid}"])) == 2
+
+
 def test_links_that_went_down():
     # B15: surprise link down is bit 5 of the AER status.
     line = "pcieport 0000:40:01.1: AER:    [ 5] SDES                   (First)"
@@ -249,27 +292,33 @@ def test_limits():
     assert system.limits("us", good | {"stack": -1}, unit_sets=False).verdict == "warning"
     small = system.limits("us", {"stack": 8 << 20, "files": 1024, "locked": 65536}, unit_sets=False)
     assert small.mend == "ulimit -n 1048576; ulimit -l unlimited"
-    assert system.limits("systemd", {"stack": 8 << 20}, unit_sets=True).verdict == "ok"
-    assert "DefaultLimitSTACK" in system.limits("systemd", {"stack": -1}, unit_sets=True).mend
-    assert system.limits("systemd", {"stack": None}, unit_sets=True).verdict == "unknown"
+    assert system.limits("us", {"stack": None}, unit_sets=False).verdict == "unknown"
+    # A unit has LimitSTACK=8M and the other two, whatever the host's defaults.
+    assert system.limits("systemd's unit", {}, unit_sets=True).verdict == "ok"
 
 
 def test_the_port():
-    span = (32768, 60999)
-    assert system.port(30001, [], False, span).verdict == "ok"
-    assert system.port(30001, ["pid 7 (root): sglang"], True, span).verdict == "ok"
-    taken = system.port(30001, ["pid 7 (joe): nginx"], False, span)
+    span, own = (32768, 60999), "sglang_service_port"
+    assert system.port(own, 30001, [], False, span) == Check("port", "ok", "port 30001 is free")
+    assert system.port(own, 30001, ["pid 7 (root): sglang"], True, span).verdict == "ok"
+    taken = system.port(own, 30001, ["pid 7 (joe): nginx"], False, span)
     assert (taken.verdict, "pid 7 (joe): nginx" in taken.seen) == ("fail", True)
-    assert system.port(30001, None, False, span).verdict == "fail"
+    assert system.port(own, 30001, None, False, span).verdict == "fail"
     # F2.27: a port from which outgoing connections take theirs.
-    assert system.port(40000, [], False, span).verdict == "warning"
+    assert system.port(own, 40000, [], False, span).verdict == "warning"
+
+
+def test_the_port_where_nodes_meet():
+    taken = system.port("sglang_service_node_port", 20000, ["pid 7 (joe): ray"], False, None)
+    assert (taken.id, taken.verdict, "set sglang_service_node_port" in taken.mend) == ("node_port", "fail", True)
 
 
 def test_configuration_files_of_nccl():
-    assert system.nccl_files({}).verdict == "ok"
-    assert system.nccl_files({"/etc/nccl.conf": "# nothing\n\n"}).verdict == "ok"
-    check = system.nccl_files({"/etc/nccl.conf": "NCCL_P2P_DISABLE=1\n"})
-    assert (check.verdict, "NCCL_P2P_DISABLE=1" in check.seen) == ("warning", True)
+    home = "/var/cache/shardsweep/.nccl.conf"
+    none = system.nccl_files({"/etc/nccl.conf": "# nothing\n\n", home: None})
+    assert (none.verdict, none.seen) == ("ok", f"no variables in /etc/nccl.conf or {home}")
+    check = system.nccl_files({"/etc/nccl.conf": None, home: "NCCL_P2P_DISABLE=1\n"})
+    assert (check.verdict, f"{home}: NCCL_P2P_DISABLE=1" in check.seen) == ("warning", True)
 
 
 def test_processors():

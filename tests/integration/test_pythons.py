@@ -1,0 +1,72 @@
+"""Hosts whose Python is too old, or cannot make an environment: told before anything is written, in check mode too."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from conftest import Site, said
+
+
+def python(site: Site, release: str, *, whole: bool = True) -> str:
+    """A Python that says it is of this release; not whole: without ensurepip, as Debian's without python3-venv."""
+    program = site.folder / "python"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"case $2 in *version_info*) echo {release} ;; *ensurepip*) [ {int(whole)} = 1 ] || {{ "
+        """echo "ModuleNotFoundError: No module named 'ensurepip'" >&2; exit 1; } ;; esac\n"""
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+def play(site: Site, role: str, *arguments: str, **variables):
+    playbook = site.folder / "role.yml"
+    playbook.write_text(
+        yaml.safe_dump([{"hosts": "here", "gather_facts": False, "roles": [f"shardsweep.serving.{role}"]}])
+    )
+    return site.play(str(playbook), *arguments, **variables)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--check",)])
+def test_tools_on_a_host_whose_python_is_too_old(site, arguments):
+    site.variables |= {"sglang_tools_home": str(site.folder / "tools"), "sglang_tools_python": python(site, "3.10")}
+    refused = play(site, "sglang_tools", *arguments)
+    assert refused.returncode != 0
+    assert "is Python 3.10; the tools need Python 3.11 or newer" in said(refused)
+    assert "sglang_tools_python: python3.11" in said(refused)
+    assert not (site.folder / "tools").exists()
+
+
+def test_tools_on_a_host_without_that_python(site):
+    site.variables |= {"sglang_tools_home": str(site.folder / "tools"), "sglang_tools_python": "/nowhere/python3.11"}
+    refused = play(site, "sglang_tools")
+    assert "(/nowhere/python3.11) on here is not there; the tools need Python 3.11 or newer" in said(refused)
+
+
+def test_what_debians_python_lacks_would_be_installed(site):
+    site.variables |= {
+        "sglang_tools_home": str(site.folder / "tools"),
+        "sglang_tools_python": python(site, "3.13", whole=False),
+    }
+    done = play(site, "sglang_tools", "--check")
+    # As root on Debian; whoever cannot install packages is told which.
+    assert "python3.13-venv would be installed" in said(done) or "Install python3.13-venv" in said(done)
+
+
+@pytest.mark.parametrize(
+    ("release", "given", "refused"),
+    [("0.5.23", "3.10", True), ("0.5.11", "3.10", False), ("0.5.23", "3.11", False), ("0.5.23", "path", True)],
+)
+def test_a_lock_of_a_newer_python_is_told_beforehand(site, release, given, refused):
+    site.variables |= {
+        "sglang_home": str(site.folder / "sglang"),
+        "sglang_release": release,
+        "sglang_python": python(site, "3.10") if given == "path" else given,
+        "sglang_packages": False,
+        "sglang_free_bytes": 1,
+        "sglang_fact_path": str(site.folder / "facts.d"),
+        "sglang_user": "",
+    }
+    done = play(site, "sglang", "--check")
+    assert ("is Python 3.10; the lock of SGLang 0.5.23 is for 3.11 or newer" in said(done)) == refused
+    assert (done.returncode != 0) == refused, said(done)
