@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import time
@@ -167,3 +168,12 @@ def test_a_host_that_is_asked_until_it_is_over_is_not_cut_off_by_a_number_of_tri
     assert len(asking) > 8
     assert {tries for _, tries in asking} == {"{{ __sglang_service_most_looks }}"}, asking
     assert load(ROOT / "roles/sglang_service/vars/main.yml")["__sglang_service_most_looks"] * 5 > 7 * 86400
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_answer_takes_the_name_of_a_variable(role):
+    """A registered name hides a role's variable of that name for the rest of the play, also of a task that is skipped."""
+    folder = ROOT / "roles" / role
+    named = {name for part in ("defaults", "vars") for name in load(folder / part / "main.yml") or {}}
+    tasks = "".join(path.read_text() for path in folder.glob("tasks/*.yml"))
+    assert named & set(re.findall(r"register: (\w+)", tasks)) == set()
