@@ -172,7 +172,7 @@ def test_a_host_that_is_asked_until_it_is_over_is_not_cut_off_by_a_number_of_tri
 
 @pytest.mark.parametrize("role", ROLES)
 def test_no_answer_takes_the_name_of_a_variable(role):
-    """A registered name hides a role's variable of that name for the rest of the play, also of a task that is skipped."""
+    """A registered name hides the variable for the rest of the play, also where its task is skipped."""
     folder = ROOT / "roles" / role
     named = {name for part in ("defaults", "vars") for name in load(folder / part / "main.yml") or {}}
     tasks = "".join(path.read_text() for path in folder.glob("tasks/*.yml"))
