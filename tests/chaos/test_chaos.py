@@ -106,6 +106,7 @@ def outcome(site: Site) -> dict[tuple[str, str], dict[str, object]]:
     }
 
 
+@pytest.mark.long
 def test_a_sweep_killed_ten_times_ends_as_one_that_was_left_alone(tmp_path):
     port, chance = free_port(), random.Random(10)
     alone, killed = Impatient(tmp_path / "alone", port), Impatient(tmp_path / "killed", port)

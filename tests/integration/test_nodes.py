@@ -54,6 +54,7 @@ def units(site) -> tuple[list[str], list[str]]:
     return site.serving(), [service["unit"] for service in there(site, "observe")["serving"]]
 
 
+@pytest.mark.long
 def test_a_configuration_of_two_nodes_is_deployed_as_one_service_and_stopped_as_one(pair):
     done = pair.play("deploy.yml", config="tp16")
     assert done.returncode == 0, said(done)
@@ -90,6 +91,7 @@ def test_a_sweep_measures_one_configuration_over_both_and_gives_both_back(pair):
     assert there(pair, "observe")["lease"] is None
 
 
+@pytest.mark.long
 def test_a_rank_that_cannot_load_fails_the_configuration_by_its_hosts_name(pair):
     pair.hosts["there"]["sglang_service_simulated_fault"] = "crash_load"
     done = pair.play("deploy.yml", config="tp16")

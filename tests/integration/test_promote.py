@@ -14,6 +14,7 @@ def fact(site, name):
     return json.loads((site.folder / f"facts.d/sglang_{name}.fact").read_text())
 
 
+@pytest.mark.long
 def test_the_winner_is_promoted_and_what_served_before_comes_back(site):
     assert site.play("deploy.yml", config="ep4").returncode == 0
     swept = site.play("sweep.yml", configs="ep8,pp8", concurrencies="4", interrupt=True)

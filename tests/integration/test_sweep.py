@@ -75,7 +75,12 @@ def test_a_sweep_ends_each_configuration_in_its_outcome(site):
 
 
 @pytest.mark.parametrize(
-    ("after", "serving"), [("previous", ["sglang-ep4"]), ("winner", ["sglang-ep8"]), ("stopped", [])]
+    ("after", "serving"),
+    [
+        pytest.param("previous", ["sglang-ep4"], marks=pytest.mark.long),
+        ("winner", ["sglang-ep8"]),
+        pytest.param("stopped", [], marks=pytest.mark.long),
+    ],
 )
 def test_what_runs_afterwards_is_the_callers_to_say(site, after, serving):
     assert site.play("deploy.yml", config="ep4").returncode == 0
@@ -84,6 +89,7 @@ def test_what_runs_afterwards_is_the_callers_to_say(site, after, serving):
     assert site.serving() == serving
 
 
+@pytest.mark.long
 def test_a_hand_made_unit_makes_room_and_comes_back(site):
     assert site.play("sweep.yml", "--check").returncode == 0
     units = site.state / "units"

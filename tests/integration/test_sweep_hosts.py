@@ -50,6 +50,7 @@ def test_unlike_hosts_have_a_campaign_each(two):
     assert set(decision["winners_by_host"]) == {"here", "there"}
 
 
+@pytest.mark.long
 def test_sharing_can_be_refused(two):
     done = two.play("sweep.yml", configs="tp8,ep8", concurrencies="4", share="false")
     assert done.returncode == 0, said(done)

@@ -21,6 +21,7 @@ def decision_of(site) -> dict:
     return json.loads((campaign_of(site).folder / "decision.json").read_text())
 
 
+@pytest.mark.long
 def test_a_full_sweep_starts_the_baseline_three_times_and_finalists_twice(site):
     site.variables["sglang_report_confidence"] = "full"
     done = site.play("sweep.yml", configs="tp8,ep8", concurrencies="4")
