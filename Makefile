@@ -1,6 +1,6 @@
 # make sweep   the main job: measure the catalogue on this machine's simulated engine, and write the report
 # make test    all tests that need nothing but this folder
-# make test-long  those that take a minute or more each: chaos by the real playbooks, several nodes, a connection lost for good
+# make test-long  those that take a minute or more each, and what hosts with systemd show as well (make test-hosts)
 # make lint    ansible-lint (production) and ruff
 # make test-hosts   every Molecule scenario, on hosts with a real systemd (needs root on Debian; tests/hosts/README.md)
 # make chaos    faults at random moments of sweeps, and a table of what was survived (CHAOS=200 rounds, CHAOS_SEED=7;
