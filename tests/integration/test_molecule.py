@@ -10,7 +10,6 @@ from conftest import BIN, ROOT, Site
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.long
 def test_the_default_scenario(tmp_path):
     environment = Site(tmp_path, tmp_path, 0).environment() | {
         "MOLECULE_GLOB": "molecule/*/molecule.yml",
