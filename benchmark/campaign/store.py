@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..durable import flush_names
 from . import record as rec
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ class Campaign:
                     os.fsync(stream.fileno())
                 Path(name).chmod(0o644)
                 Path(name).replace(path)
-                _flush_names(path.parent)
+                flush_names(path.parent)
             except BaseException:
                 Path(name).unlink(missing_ok=True)
                 raise
@@ -251,7 +252,7 @@ class Campaign:
             with part.open("rb") as stream:
                 os.fsync(stream.fileno())
             part.replace(path)
-            _flush_names(path.parent)
+            flush_names(path.parent)
         except FileNotFoundError:
             return False
         return True
@@ -276,15 +277,6 @@ class Campaign:
 def part_of(path: Path) -> Path:
     """What a raw file is called on its way: a controller that is killed leaves it, and it is fetched anew."""
     return path.with_name(f".{path.name}.part")
-
-
-def _flush_names(folder: Path) -> None:
-    """A renamed file is there after a power cut only when its folder is on disk too."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _set_aside(path: Path) -> Path:

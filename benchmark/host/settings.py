@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..durable import flush_names
 from . import forms
 
 
@@ -89,16 +90,7 @@ def write_bytes(path: Path, content: bytes, mode: int = 0o644, *, lasting: bool 
         Path(name).unlink(missing_ok=True)
         raise
     if lasting:
-        _flush_names(path.parent)
-
-
-def _flush_names(folder: Path) -> None:
-    """A renamed file is there after a power cut only when its folder is on disk too."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        flush_names(path.parent)
 
 
 def read_json(path: Path, default: Any = None, form: type = dict) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 import zstandard
 
+from ..durable import flush_names
 from .wire.answers import counts_per_event
 from .wire.exchange import Exchange
 
@@ -138,11 +139,7 @@ def write_requests(path: Path, rows: list[RequestRow], about: dict[str, Any] | N
         raw.flush()
         os.fsync(raw.fileno())
     temporary.replace(path)
-    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    flush_names(path.parent)
 
 
 def read_requests(path: Path) -> list[RequestRow]:
