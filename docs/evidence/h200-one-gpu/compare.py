@@ -2,6 +2,7 @@
 
 compare.py FOLDER            ours twice over the ladder, bench_serving once between
 compare.py --quick FOLDER    a few requests at 8, 64 and 256, for the hook that counts experts
+compare.py --alone N FOLDER  ours N times over the ladder, and nothing else
   [--port 30001] [--log FILE] [--workload FILE]     the engine, and a workload as JSON in place of 6 s windows
 """
 
@@ -109,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--alone", type=int, default=0)
     parser.add_argument("--port", type=int, default=30001)
     parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--workload", type=Path)
@@ -121,6 +123,10 @@ def main() -> None:
         run(ours(server, 1, (8, 64, 256), quick, False))
         return
     run(ours(server, 1, LADDER, work, True))
+    for repeat in range(2, asked.alone + 1):
+        run(ours(server, repeat, LADDER, work, False))
+    if asked.alone:
+        return
     bench(server)
     run(ours(server, 2, LADDER, work, False))
 

@@ -1,6 +1,9 @@
 """The plan held against the records of this folder, with and without the host's own all-reduce table.
 
-python docs/evidence/several-gpus/hold.py      in the project's folder; needs the model's config.json as argument
+python docs/evidence/several-gpus/hold.py MODEL [FOLDER...]     in the project's folder
+
+MODEL: a shipped shape's name or a folder with config.json. FOLDER: campaigns' folders, here first-machine and
+second-machine where none is named; the all-reduces are those of the last folder's host.json.
 """
 
 from __future__ import annotations
@@ -9,10 +12,9 @@ import json
 import sys
 from pathlib import Path
 
-import yaml
+import msgspec
 
 from benchmark.campaign.record import Record, load
-from benchmark.engine import configuration as conf
 from benchmark.engine.hardware import AllReduce, find_host
 from benchmark.engine.models import load_model
 from benchmark.engine.plan import plan_configuration
@@ -21,9 +23,9 @@ HERE = Path(__file__).parent
 HARDWARE, RELEASE = "2x H200", "0.5.11"
 
 
-def tables() -> dict[str, tuple[AllReduce, ...]]:
-    """What the communication check saw on the second machine, by the configuration whose environment it was."""
-    seen = json.loads((HERE / "second-machine/host.json").read_text())["communication"]
+def tables(machine: Path) -> dict[str, tuple[AllReduce, ...]]:
+    """What the communication check saw on a machine, by the configuration whose environment it was."""
+    seen = json.loads((machine / "host.json").read_text())["communication"]
     return {
         run["name"]: tuple(
             AllReduce(group=2, bytes=step["bytes"], seconds=step["all_reduce_seconds"])
@@ -48,16 +50,15 @@ def spearman(ours: list[float], theirs: list[float]) -> float:
     return 1 - 6 * apart / (n * (n * n - 1))
 
 
-def main(model: str) -> None:
+def main(model: str, *folders: str) -> None:
     shape = load_model(model)
-    inventory = yaml.safe_load((HERE / "inventory.yml").read_text())
-    catalogue = conf.merge_catalogues(inventory["gpu_servers"]["vars"]["sglang_site_configs"])
+    machines = [Path(folder) for folder in folders] or [HERE / "first-machine", HERE / "second-machine"]
     records: dict[str, Record] = {}
-    for path in sorted(HERE.glob("*/mini-moe-short/*/*/*/record.json")):
+    for path in sorted(path for machine in machines for path in machine.glob("**/record.json")):
         record = load(path.read_bytes(), str(path))
-        if record.outcome == "measured":
+        if record.points:
             records[record.configuration.name] = record
-    measured_tables = tables()
+    measured_tables = tables(machines[-1])
     for label in ("assumed all-reduces", "the host's own"):
         say(label)
         compared: dict[int, list[tuple[float, float]]] = {}
@@ -65,10 +66,9 @@ def main(model: str) -> None:
         for name, record in records.items():
             own = measured_tables["tp2_shm" if name.endswith("shm") else "tp2_nccl"]
             host = find_host(HARDWARE, **({"allreduce": own} if label == "the host's own" else {}))
-            plan = plan_configuration(
-                conf.resolve(name, catalogue), shape, host, RELEASE, record.workload, record.ladder
-            )
-            for point, rung in zip(record.points, plan["speed"]["ladder"], strict=True):
+            asked = msgspec.to_builtins(record.configuration)
+            plan = plan_configuration(asked, shape, host, RELEASE, record.workload, record.ladder)
+            for point, rung in zip(record.points, plan["speed"]["ladder"], strict=False):
                 said, rate = rung["output_tokens_per_second"], point.output_tokens_per_second or 0.0
                 inside += said["low"] <= rate <= said["high"]
                 compared.setdefault(point.concurrency, []).append((rate, said["expected"]))
@@ -84,4 +84,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
