@@ -3,8 +3,8 @@
 python docs/evidence/h200-one-gpu/third/hold.py      in the project's folder
 
 A request's own prefill is before its first token, so its TPOT holds those of the C - 1 others only. The log's mean has
-them all; less one part in C of what prefills add, it is what TPOT should be. Where no two decode lines followed each other
-(64 and 256) nothing is taken off, which is at most 0.7 % there.
+them all; less one part in C of what prefills add, it is what TPOT should be. Where no two decode lines followed each
+other (64 and 256) nothing is taken off, which is at most 0.7 % there.
 """
 
 from __future__ import annotations
