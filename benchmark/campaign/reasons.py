@@ -146,16 +146,23 @@ def _joined(*parts: str) -> str:
 
 
 def _running(record: Record) -> int | None:
+    """Requests that run at once; the engine's log tells those of one data-parallel rank."""
     told = record.start.max_running_requests if record.start else None
-    return told or record.configuration.engine.get("max_running_requests")
+    return told * _ranks(record) if told else record.configuration.engine.get("max_running_requests")
+
+
+def _ranks(record: Record) -> int:
+    """Data-parallel ranks, replicas or of attention: each has its own limit and its own KV cache."""
+    return int(record.configuration.engine.get("dp_size") or 1)
 
 
 def _held(record: Record) -> int | None:
-    """Whole requests of the workload that the KV cache holds."""
+    """Whole requests of the workload that the KV caches of all data-parallel ranks hold."""
     lengths = [record.workload.get(key) for key in ("prompt_tokens", "output_tokens")]
     if not record.start or not record.start.kv_tokens or not all(isinstance(n, int) for n in lengths):
         return None
-    return record.start.kv_tokens // max(1, sum(n for n in lengths if isinstance(n, int)))
+    each = record.start.kv_tokens // max(1, sum(n for n in lengths if isinstance(n, int)))
+    return each * _ranks(record)
 
 
 def _shape(mine: Record, theirs: Record) -> str:

@@ -108,7 +108,7 @@ class MemoryPlan:
     max_running_requests: int
     chunked_prefill_size: int
     graph_max_batch: int
-    """0 without decode graphs."""
+    """Of one data-parallel rank; 0 without decode graphs."""
     context_length: int
     mem_fraction_static: float
     fraction_is_default: bool
@@ -192,6 +192,7 @@ def plan_memory(
     room = int(free - sized[worst] - free * (1 - fraction) - reserve - state)
     least = sized[worst] + reserve + state
     most = least + (free - weights - state - beside.total) * cells[worst].sized / cell
+    pools = layout.attention_dp * layout.dp
     prefill = prefill_bytes(shape, layout, beside.defaults.chunked_prefill_size, beside.context)
     spare = max(prefill, PREFILL_RESERVE * max(0, beside.defaults.whole_chunk))
     fractions = Fractions((least + cells[worst].sized) / free, (most - spare) / free, most / free)
@@ -208,7 +209,7 @@ def plan_memory(
         kv_pool_bytes=tokens * cell,
         kv_bytes_per_token=cell,
         token_capacity=tokens,
-        pools=layout.attention_dp * layout.dp,
+        pools=pools,
         state_bytes=state,
         request_table_bytes=beside.table,
         graph_bytes=beside.graphs,
@@ -217,7 +218,7 @@ def plan_memory(
         slack_bytes=max(0, free - weights - tokens * cell - state - beside.total),
         max_running_requests=beside.running,
         chunked_prefill_size=beside.defaults.chunked_prefill_size,
-        graph_max_batch=max(graph_sizes(engine, beside.defaults, beside.running), default=0),
+        graph_max_batch=max(graph_sizes(engine, beside.defaults, beside.running // pools), default=0),
         context_length=beside.context,
         mem_fraction_static=fraction,
         fraction_is_default=is_default,

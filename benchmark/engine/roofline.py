@@ -45,6 +45,9 @@ ACTIVATION_QUANTIZATION = Range(5e-6, 25e-6, 60e-6)
 EAGER_ATTENTION = {"mla": Range(0.5e-3, 1.05e-3, 1.9e-3), "gqa": Range(0.25e-3, 0.5e-3, 1.0e-3)}
 EAGER_EXPERTS = Range(0.4e-3, 0.7e-3, 1.4e-3)
 EAGER_MLP = Range(0.05e-3, 0.15e-3, 0.4e-3)
+# Of a layer whose collectives are launched from Python too: each rank then waits for the slower one, twice. Prefills
+# of 512 tokens took 41 to 50 ms on two H200s where one took 26 (mini-moe, first machine of docs/evidence/several-gpus).
+EAGER_COLLECTIVES = Range(0.1e-3, 0.8e-3, 2.2e-3)
 # Prefill from piecewise graphs still launches attention, and what splits the graph, from Python. Assumed.
 PIECEWISE_LAYER_OVERHEAD = Range(0.1e-3, 0.4e-3, 1.5e-3)
 # Sampling, scheduling, detokenizing: once a step, and for each request. The decode lines of a log with evenly routed
@@ -57,8 +60,14 @@ REQUEST_OVERHEAD = Range(4e-6, 10e-6, 40e-6)
 RANKS_OVERHEAD = Range(0.05e-3, 0.2e-3, 0.8e-3)
 # Scheduling a prefill, its first token, and the HTTP server's way there and back.
 PREFILL_OVERHEAD = Range(1e-3, 4e-3, 12e-3)
-# Pipeline stages have no overlapped scheduler (overrides.py:1624): the CPU's part shows in every micro-batch. Assumed.
-PIPELINE_STAGE_OVERHEAD = Range(0.1e-3, 0.3e-3, 2.0e-3)
+# Pipeline stages have no overlapped scheduler (overrides.py:1624): the CPU's part shows in every micro-batch, and so
+# does the message to the next stage, which is pickled. On two H200s (fourth machine of docs/evidence/several-gpus) a
+# step of one request took 6.2 ms over two stages and 1.4 ms on one GPU, a prefill 45 and 24 ms.
+PIPELINE_STAGE_OVERHEAD = Range(0.1e-3, 1.8e-3, 3.0e-3)
+PIPELINE_STAGE_PREFILL = Range(0.5e-3, 8e-3, 15e-3)
+# Attention-DP ranks tell each other before every pass what each of them runs: the same machine took 2.9 ms a step
+# where two tensor-parallel ranks took 1.9 and prefilled in 52 ms instead of 45.
+ATTENTION_DP_OVERHEAD = Range(0.2e-3, 0.9e-3, 2.0e-3)
 # A stage waits for micro-batches of unequal size, with a prefill in one of them, and for the sampled tokens' way back.
 # Four stages on one H100 host were 3.5 times slower than tp4 (gpustack, GLM-4.5-Air). Applies to batches above one.
 PIPELINE_STALL = Range(1.05, 1.5, 2.5)

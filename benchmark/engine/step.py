@@ -19,14 +19,17 @@ from .models import ModelShape
 from .ranges import Range, independent_sum
 from .roofline import (
     ACTIVATION_QUANTIZATION,
+    ATTENTION_DP_OVERHEAD,
     DENSE_LAYER_OVERHEAD,
     EAGER_ATTENTION,
+    EAGER_COLLECTIVES,
     EAGER_EXPERTS,
     EAGER_MLP,
     MOE_BATCH_OVERHEAD,
     MOE_LAYER_OVERHEAD,
     PIECEWISE_LAYER_OVERHEAD,
     PIPELINE_STAGE_OVERHEAD,
+    PIPELINE_STAGE_PREFILL,
     PIPELINE_STALL,
     PREFILL_OVERHEAD,
     RANKS_OVERHEAD,
@@ -139,6 +142,8 @@ class StepModel:
         work += [STEP_OVERHEAD, REQUEST_OVERHEAD.scaled(own)]
         if layout.tp * layout.pp > 1:
             work.append(RANKS_OVERHEAD)
+        if layout.attention_dp > 1:
+            work.append(ATTENTION_DP_OVERHEAD)
         if layout.pp > 1:
             work.append(PIPELINE_STAGE_OVERHEAD.scaled(layout.pp))
         return {
@@ -169,6 +174,10 @@ class StepModel:
         sampled = max(1, round(prompts / ranks))
         work = [part for stage in self.stages for part in self._work(stage, tokens, own, sampled, pairs, decode=False)]
         work.append(PREFILL_OVERHEAD)
+        if layout.attention_dp > 1:
+            work.append(ATTENTION_DP_OVERHEAD)
+        if layout.pp > 1:
+            work.append(PIPELINE_STAGE_PREFILL.scaled(layout.pp))
         if self.prefill_graphs(own):
             work += self._layers(MOE_LAYER_OVERHEAD, DENSE_LAYER_OVERHEAD)
             launch = [PIECEWISE_LAYER_OVERHEAD.scaled(self.shape.layers)]
@@ -190,7 +199,8 @@ class StepModel:
         """Launching every kernel of a pass from Python; one CPU, so the errors of the parts go together."""
         experts, layers = self.shape.moe_layers, self.shape.layers
         mlp = EAGER_EXPERTS.scaled(experts).plus(EAGER_MLP.scaled(layers - experts))
-        return [EAGER_ATTENTION[self.shape.attention].scaled(layers).plus(mlp)]
+        launches = EAGER_ATTENTION[self.shape.attention].scaled(layers).plus(mlp)
+        return [launches.plus(EAGER_COLLECTIVES.scaled(layers)) if self.layout.tp > 1 else launches]
 
     def _work(
         self, stage: StageWork, tokens: int, own: int, sampled: int, pairs: tuple[float, float], *, decode: bool
@@ -229,20 +239,25 @@ def predict_ladder(
 ) -> list[dict[str, Any]]:
     """A closed loop of `concurrency` users at each rung -> what they see.
 
-    `workload` has prompt_tokens and output_tokens. Each rung gives concurrency, reached (requests that run at once),
-    ttft and tpot (seconds) and output_tokens_per_second; None for all three where not one request fits. With B
-    running, each request lives for L = output x step + B x prefill, because every prefill stops all decoding;
-    throughput is B x output / L.
+    `workload` has prompt_tokens and output_tokens; with a length_range r they are the longest, and lengths are uniform
+    from r of them on, so the mean of (1 + r) / 2 of them is what times are for. Each rung gives concurrency, reached
+    (requests that run at once), ttft and tpot (seconds) and output_tokens_per_second; None for all three where not one
+    request fits. With B running, each request lives for L = output x step + B x prefill, because every prefill stops
+    all decoding; throughput is B x output / L.
     """
     prompt, output = max(1, int(workload["prompt_tokens"])), max(1, int(workload["output_tokens"]))
+    if memory_plan.concurrency(prompt + output) < 1:
+        none = {"reached": 0, "ttft": None, "tpot": None, "output_tokens_per_second": None}
+        return [{"concurrency": int(concurrency)} | none for concurrency in ladder]
+    mean = (1 + float(workload.get("length_range") or 1.0)) / 2
+    prompt, output = max(1, round(mean * prompt)), max(1, round(mean * output))
     return [_rung(step_model, memory_plan, prompt, output, int(concurrency)) for concurrency in ladder]
 
 
 def _rung(model: StepModel, memory: MemoryPlan, prompt: int, output: int, concurrency: int) -> dict[str, Any]:
+    """One rung, where at least one request fits."""
     reached = min(concurrency, memory.concurrency(prompt + int(HELD_SHARE * output)))
     rung: dict[str, Any] = {"concurrency": concurrency, "reached": reached}
-    if reached < 1 or memory.concurrency(prompt + output) < 1:
-        return rung | {"reached": 0, "ttft": None, "tpot": None, "output_tokens_per_second": None}
     step = model.decode_seconds(reached, prompt + output // 2)
     alone = _prompt_seconds(model, memory, prompt)
     together, company = _shared_prefill(model, memory, prompt, output, reached, alone)

@@ -173,8 +173,8 @@ class _Observed:
         load = self.poller.summary()
         if self.log is None:
             return load
-        running = min(concurrency, load.get("max_running") or concurrency)
-        return {**load, **self.log.summary(running / (self.poller.target.info.get("dp_size") or 1))}
+        info, running = self.poller.target.info, min(concurrency, load.get("max_running") or concurrency)
+        return {**load, **self.log.summary(running / (info.get("dp_size") or 1), info.get("pp_size") or 1)}
 
     async def telemetry(self, driver: Driver) -> dict[str, Any]:
         if self.gpus is None:

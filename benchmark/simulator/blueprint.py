@@ -27,7 +27,8 @@ class Rank:
     pp: int
     tp: int
     ep: int
-    attention_dp: int
+    data: int
+    """Its data-parallel rank, replicas and attention DP counted together."""
     gpu: int
     """-1: there is no such GPU."""
     prefix: str
@@ -88,6 +89,19 @@ class Blueprint:
             "cuda_graph_max_bs": max(self.graph_batches, default=None),
             "cuda_graph_bs": list(self.graph_batches) or None,
         }
+
+    @property
+    def prefixes(self) -> tuple[tuple[str, ...], ...]:
+        """For each data-parallel rank how its pipeline stages on this node, by their first rank, begin a log line."""
+        found: list[dict[int, str]] = [{} for _ in range(self.pools)]
+        for rank in self.ranks:
+            found[rank.data].setdefault(rank.pp, rank.prefix)
+        return tuple(tuple(stages.values()) for stages in found)
+
+    @property
+    def running_per_rank(self) -> int:
+        """Requests that may run on one data-parallel rank."""
+        return self.max_running_requests // self.pools
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -222,5 +236,6 @@ def _ranks(layout: Layout, engine: Mapping[str, Any], visible: list[int], node: 
                 name = "sglang::scheduler" + prefix.replace(" ", "_")
                 device = first + index * step
                 gpu = visible[device] if 0 <= device < len(visible) else -1
-                ranks.append(Rank(index, pp, tp, ep, attention, gpu, prefix, name))
+                data = replica * layout.attention_dp + attention
+                ranks.append(Rank(index, pp, tp, ep, data, gpu, prefix, name))
     return ranks

@@ -61,11 +61,11 @@ class LogWindow:
         except OSError:
             return ""
 
-    def summary(self, running: float = 1) -> dict[str, Any]:
-        return summary(self.text(), running)
+    def summary(self, running: float = 1, stages: int = 1) -> dict[str, Any]:
+        return summary(self.text(), running, stages)
 
 
-def summary(text: str, running: float = 1) -> dict[str, Any]:
+def summary(text: str, running: float = 1, stages: int = 1) -> dict[str, Any]:
     """Decode steps and compilations in a piece of an engine's log.
 
     A line's step is running requests / generation throughput: seconds a token of one request (with speculative
@@ -76,13 +76,15 @@ def summary(text: str, running: float = 1) -> dict[str, Any]:
     Args:
         text: lines of the log; the first decode line's stretch began before them.
         running: requests that run when all do, on one data-parallel rank (each writes lines of its own).
+        stages: of the pipeline. A line is then of one micro-batch, and a token takes a pass of each.
     """
+    micro_batches = max(1, min(stages, int(running)))
     steps, alone, ran, compiled = [], [], [], []
     prefilled: dict[str, bool] = {}
     for line in text.splitlines():
         match = _DECODE.search(line)
         if match is not None:
-            requests, rate = int(match[1]), float(match[2])
+            requests, rate = micro_batches * int(match[1]), float(match[2])
             if requests and rate:
                 steps.append(requests / rate)
                 ran.append(requests)

@@ -69,6 +69,13 @@ def _announce(
     arguments: ServerArguments, settings: Settings, began: float, resolved: Mapping[str, Any] | None = None
 ) -> None:
     time.sleep(max(0.0, began + SERVER_ARGUMENTS * settings.start_seconds - time.monotonic()))
+    if arguments.values.get("enforce_disable_flashinfer_allreduce_fusion"):
+        texts.log("FlashInfer allreduce fusion is forcibly disabled via --enforce-disable-flashinfer-allreduce-fusion.")
+    if resolved and arguments.values.get("enable_dp_attention"):
+        chunk = resolved["chunked_prefill_size"]
+        texts.log(
+            f"DP attention is enabled. The chunked prefill size is adjusted to {chunk} to avoid MoE kernel issues. "
+        )
     if (arguments["pp_size"] or 1) > 1:
         texts.log("Pipeline parallelism is incompatible with overlap schedule.")
     texts.log(f"server_args={arguments.shown(resolved)}")

@@ -131,7 +131,7 @@ def _start(start: Start) -> None:
     start.log(
         f"max_total_num_tokens={tokens}, chunked_prefill_size={blueprint.chunked_prefill_size}, "
         f"max_prefill_tokens={arguments['max_prefill_tokens']}, "
-        f"max_running_requests={blueprint.max_running_requests}, context_len={blueprint.context_length}, "
+        f"max_running_requests={blueprint.running_per_rank}, context_len={blueprint.context_length}, "
         f"available_gpu_mem={start.available()}",
         everyone=False,
     )

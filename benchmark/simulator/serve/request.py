@@ -82,6 +82,8 @@ class Request:
     stream_interval: int = 1
     probe: bool = False
     """A health check's: it stays out of the counters."""
+    rank: int = 0
+    """The data-parallel rank that serves it."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     received: float = field(default_factory=time.time)
     dispatched: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from benchmark.simulator.launch import texts
@@ -39,7 +39,7 @@ class Limits:
     prefix_cache: bool
     log_interval: int
     graph_batch: int
-    """Largest batch that a captured graph serves; 0 without graphs."""
+    """Largest batch of one rank that a captured graph serves; 0 without graphs."""
 
 
 @dataclass
@@ -66,14 +66,20 @@ class Counters:
 
 @dataclass
 class Scheduler:
-    """The one batch of an engine. Everything happens in the event loop's thread."""
+    """The one batch of an engine. Everything happens in the event loop's thread.
+
+    It stands for all data-parallel ranks and pipeline stages: they step together, and the log is written as each of
+    them would write it.
+    """
 
     limits: Limits
     decode_seconds: Callable[[int, int], float]
     prefill_seconds: Callable[[int, int, int, int], float]
     speed: float = 1.0
-    prefix: str = ""
-    """Of its log lines."""
+    prefixes: tuple[tuple[str, ...], ...] = (("",),)
+    """Of the log lines: for each data-parallel rank those of its pipeline stages on this node."""
+    stages: int = 1
+    """Of the pipeline, on all nodes: the running requests of a rank are cut into as many micro-batches."""
     before_step: Callable[[Scheduler], None] | None = None
     """May raise EngineError: where faults on request come in."""
     on_failure: Callable[[EngineError], None] | None = None
@@ -93,14 +99,23 @@ class Scheduler:
         self._private = 0
         self._ratio = min(1.0, _FIRST_NEW_TOKEN_RATIO * self.limits.conservativeness)
         self._least_ratio = self._ratio * _LEAST_SHARE_OF_RATIO
-        self._logged_at = self._prefill_logged_at = time.monotonic()
-        self._logged_tokens = 0
+        now = time.monotonic()
+        self._written = [_Written(now, now) for _ in self.prefixes]
+        self._submitted = self._passes = 0
+
+    @property
+    def prefix(self) -> str:
+        """Of what only the first rank of this node writes."""
+        return next(stages[0] for stages in self.prefixes if stages)
 
     # What the HTTP side calls.
 
     def submit(self, request: Request) -> None:
         """Queues a request."""
         request.dispatched = time.time()
+        # Ranks are served in turn (--load-balance-method round_robin).
+        request.rank = self._submitted % len(self.prefixes)
+        self._submitted += 1
         self.waiting.append(request)
         self._wake.set()
 
@@ -155,7 +170,7 @@ class Scheduler:
         batch = self._admit()
         if batch:
             new = sum(count for _, count in batch)
-            self._log_prefill(batch, new)
+            self._log_prefill(batch)
             under_way = len(self.running) + len(batch) + len(self.waiting)
             seconds = self.prefill_seconds(new, _context_of_chunk(batch, new), len(batch), under_way) / self.speed
             self.counters.busy_prefill += seconds
@@ -296,17 +311,31 @@ class Scheduler:
 
     def _finish_decode(self) -> None:
         self.counters.decode_steps += 1
-        if len(self.running) <= self.limits.graph_batch:
+        most = max(map(len, self._by_rank(self.running)))
+        if self._in_graph(most):
             self.counters.graph_steps += 1
         for request in self.running:
             self._advance(request)
         self._sweep()
-        if self.counters.decode_steps % self.limits.log_interval == 0:
+        # With pipeline stages the interval counts the passes of micro-batches.
+        before, self._passes = self._passes, self._passes + min(self.stages, most)
+        if self._passes // self.limits.log_interval > before // self.limits.log_interval:
             self._log_decode()
+
+    def _by_rank(self, requests: Iterable[Request]) -> list[list[Request]]:
+        ranks: list[list[Request]] = [[] for _ in self.prefixes]
+        for request in requests:
+            ranks[request.rank].append(request)
+        return ranks
+
+    def _in_graph(self, running: int) -> bool:
+        """Whether a step of a rank's requests runs from a captured graph."""
+        return 0 < -(-running // self.stages) <= self.limits.graph_batch
 
     def _advance(self, request: Request) -> None:
         request.push(request.answer.next())
         self.counters.generated += 1
+        self._written[request.rank].generated += 1
         if not request.first_token:
             request.first_token = time.time()
             if not request.probe:
@@ -349,34 +378,61 @@ class Scheduler:
     def _usage(self) -> float:
         return self.used_tokens() / max(1, self.limits.capacity)
 
-    def _log_prefill(self, batch: list[tuple[Request, int]], new: int) -> None:
-        now = time.monotonic()
-        throughput = new / max(1e-6, now - self._prefill_logged_at)
-        self._prefill_logged_at = now
-        cached = sum(request.cached for request, _ in batch)
-        pending = sum(request.length() - request.filled - count for request, count in batch)
-        pending += sum(request.length() for request in self.waiting)
-        texts.log(
-            f"Prefill batch, #new-seq: {len(batch)}, #new-token: {new}, #cached-token: {cached}, "
-            f"token usage: {self._usage():.2f}, #running-req: {len(self.running)}, "
-            f"#queue-req: {len(self.waiting)}, #pending-token: {pending}, cuda graph: False, "
-            f"input throughput (token/s): {throughput:.2f}",
-            self.prefix,
-        )
+    def _log_prefill(self, batch: list[tuple[Request, int]]) -> None:
+        counts = dict(batch)
+        running, waiting = self._by_rank(self.running), self._by_rank(self.waiting)
+        for rank, prefilled in enumerate(self._by_rank(counts)):
+            if not prefilled:
+                continue
+            new = sum(counts[request] for request in prefilled)
+            cached = sum(request.cached for request in prefilled)
+            pending = sum(request.length() - request.filled - counts[request] for request in prefilled)
+            pending += sum(request.length() for request in waiting[rank])
+            self._log(
+                rank,
+                f"Prefill batch, #new-seq: {len(prefilled)}, #new-token: {new}, #cached-token: {cached}, "
+                f"token usage: {self._usage():.2f}, #running-req: {len(running[rank])}, "
+                f"#queue-req: {len(waiting[rank])}, #pending-token: {pending}, cuda graph: False, "
+                f"input throughput (token/s): {self._written[rank].prefill_rate(new):.2f}",
+            )
 
     def _log_decode(self) -> None:
-        now = time.monotonic()
-        made = self.counters.generated - self._logged_tokens
-        self.counters.throughput = made / max(1e-6, now - self._logged_at)
-        self._logged_at, self._logged_tokens = now, self.counters.generated
-        held = sum(request.length() for request in self.running)
-        graph = 0 < len(self.running) <= self.limits.graph_batch
-        texts.log(
-            f"Decode batch, #running-req: {len(self.running)}, #token: {held}, "
-            f"token usage: {self._usage():.2f}, cuda graph: {graph}, "
-            f"gen throughput (token/s): {self.counters.throughput:.2f}, #queue-req: {len(self.waiting)}",
-            self.prefix,
-        )
+        waiting = self._by_rank(self.waiting)
+        rates = [written.decode_rate() for written in self._written]
+        self.counters.throughput = sum(rates)
+        for rank, running in enumerate(self._by_rank(self.running)):
+            if not running and len(self.prefixes) > 1:
+                continue
+            micro = -(-len(running) // self.stages)
+            self._log(
+                rank,
+                f"Decode batch, #running-req: {micro}, #token: {sum(request.length() for request in running)}, "
+                f"token usage: {self._usage():.2f}, cuda graph: {self._in_graph(len(running))}, "
+                f"gen throughput (token/s): {rates[rank]:.2f}, #queue-req: {len(waiting[rank])}",
+            )
+
+    def _log(self, rank: int, text: str) -> None:
+        for prefix in self.prefixes[rank]:
+            texts.log(text, prefix)
+
+
+@dataclass
+class _Written:
+    """What a data-parallel rank has written of itself: when, and what it has made since. Times are monotonic."""
+
+    decoded_at: float
+    prefilled_at: float
+    generated: int = 0
+
+    def decode_rate(self) -> float:
+        """Tokens a second since the last line."""
+        since, self.decoded_at = self.decoded_at, time.monotonic()
+        made, self.generated = self.generated, 0
+        return made / max(1e-6, self.decoded_at - since)
+
+    def prefill_rate(self, new: int) -> float:
+        since, self.prefilled_at = self.prefilled_at, time.monotonic()
+        return new / max(1e-6, self.prefilled_at - since)
 
 
 def _context_of_chunk(batch: list[tuple[Request, int]], new: int) -> int:

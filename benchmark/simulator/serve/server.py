@@ -109,7 +109,8 @@ class _Service:
             blueprint.decode_seconds,
             blueprint.prefill_seconds,
             speed=settings.speed,
-            prefix=self.prefix,
+            prefixes=blueprint.prefixes,
+            stages=blueprint.arguments["pp_size"] or 1,
             before_step=self._fail_on_request,
             on_failure=self._scheduler_failed,
         )

@@ -108,7 +108,7 @@ async def server_info(http: HttpRequest) -> Response:
     state = arguments | {
         "last_gen_throughput": engine.scheduler.counters.throughput,
         "memory_usage": {key: value if key == "token_capacity" else round(value, 2) for key, value in memory.items()},
-        "effective_max_running_requests_per_dp": engine.scheduler.limits.running,
+        "effective_max_running_requests_per_dp": engine.blueprint.running_per_rank,
     }
     scheduler_info = {
         "status": "ready",
@@ -156,7 +156,7 @@ async def loads(http: HttpRequest) -> Response:
         "gen_throughput": throughput,
         "cache_hit_rate": round(counters.cached / seen, 4) if seen else 0.0,
         "utilization": round(running / max(1, scheduler.limits.running), 4),
-        "max_running_requests": scheduler.limits.running,
+        "max_running_requests": engine.blueprint.running_per_rank,
         "memory": {
             "weight_gb": round(memory["weight"], 3),
             "kv_cache_gb": round(memory["kvcache"], 3),

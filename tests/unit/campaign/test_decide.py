@@ -80,6 +80,16 @@ def test_tuned_against_ep8_has_one_change_and_one_flag_that_nothing_reads():
     )
 
 
+def test_attention_dp_runs_as_many_as_its_ranks_together():
+    """The log of a rank said 128 where 256 requests ran (docs/evidence/several-gpus/fourth, dp2)."""
+    wide = measured("tp2", a_point(256, 100.0), engine={"tp_size": 2}, limit=256)
+    ranks = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
+    found = decide([wide, measured("dp2", a_point(256, 50.0), engine=ranks, limit=128)])
+    assert "requests at once" not in sentences(found)["dp2"]
+    found = decide([wide, measured("dp2", a_point(256, 50.0), engine=ranks, limit=64)])
+    assert "It runs at most 128 requests at once" in sentences(found)["dp2"]
+
+
 def test_two_changes_at_once_are_called_confounded():
     a = measured("a", a_point(1, 10.0), engine={"tp_size": 8, "page_size": 1})
     b = measured("b", a_point(1, 20.0), against="a", engine={"tp_size": 4, "page_size": 16})

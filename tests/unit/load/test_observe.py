@@ -64,6 +64,18 @@ def test_decode_steps_without_prefills_between_them():
     assert log.summary(ranks, 64)["decode_alone_lines"] == 4
 
 
+def test_a_line_of_a_pipeline_is_of_one_micro_batch():
+    """Eight users over two stages on two H200s: lines of four; 5.5 ms between prefills (their TPOT: 8.6 with them)."""
+    text = "\n".join([LINE.format(4, 1462.42)] * 8)
+    found = log.summary(text, 8, stages=2)
+    assert found["decode_step_mean_seconds"] == pytest.approx(8 / 1462.42)
+    assert found["decode_alone_lines"] == 7
+    assert found["log_running_mean"] == 8
+    # One user is one micro-batch: 6.2 ms by 162 tokens a second.
+    alone = "\n".join([LINE.format(1, 162.0)] * 8)
+    assert log.summary(alone, 1, stages=2)["decode_step_mean_seconds"] == pytest.approx(1 / 162)
+
+
 def test_lines_without_throughput_or_requests_do_not_count():
     assert log.summary("\n".join([LINE.format(0, 5.0), LINE.format(3, 0.0)] * 9)) == {}
 

@@ -240,3 +240,45 @@ def test_the_cache_is_not_flushed_under_a_prefill() -> None:
         loop.cancel()
 
     asyncio.run(body())
+
+
+def written(lines: list[str], of: str) -> list[str]:
+    """`prefix running` of the lines of a kind."""
+    found = []
+    for line in lines:
+        prefix, _, text = line.partition("|")
+        if text.startswith(f"{of} batch"):
+            found.append(f"{prefix.strip()} {text.split('#running-req: ')[1].split(',')[0]}")
+    return found
+
+
+def run_written(monkeypatch, requests: int, tokens_each: int, **ranks: object) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(
+        "benchmark.simulator.serve.scheduler.texts.log", lambda text, of="": lines.append(f"{of}|{text}")
+    )
+    steps = Steps()
+    made = lambda: Scheduler(limits(log_interval=10), steps.decode, steps.prefill, **ranks)  # noqa: E731
+    run(made, [ask([i, 2, 3], tokens_each) for i in range(requests)])
+    return lines
+
+
+def test_each_attention_dp_rank_writes_of_its_own_requests(monkeypatch) -> None:
+    """As SGLang did on two H200s (docs/evidence/several-gpus/fourth, dp2): a line a rank, none of an idle one."""
+    ranks = {"prefixes": ((" DP0 TP0",), (" DP1 TP1",))}
+    lines = run_written(monkeypatch, 3, 11, **ranks)
+    assert written(lines, "Prefill") == ["DP0 TP0 0", "DP1 TP1 0"]
+    lines = run_written(monkeypatch, 3, 25, **ranks)
+    assert written(lines, "Decode") == ["DP0 TP0 2", "DP1 TP1 1"] * 2
+    assert written(run_written(monkeypatch, 1, 25, **ranks), "Decode") == ["DP0 TP0 1"] * 2
+
+
+def test_each_pipeline_stage_writes_of_its_micro_batches(monkeypatch) -> None:
+    """As SGLang did (pp2): at eight requests both stages write of four, after every ten passes of micro-batches."""
+    ranks = {"prefixes": ((" PP0", " PP1"),), "stages": 2}
+    lines = run_written(monkeypatch, 8, 21, **ranks)
+    assert written(lines, "Prefill") == ["PP0 0", "PP1 0"]
+    # 20 decode steps of two micro-batches are 40 passes; the last step empties the batch.
+    assert written(lines, "Decode") == ["PP0 4", "PP1 4"] * 3 + ["PP0 0", "PP1 0"]
+    # One request is one micro-batch: ten passes are ten tokens.
+    assert written(run_written(monkeypatch, 1, 25, **ranks), "Decode") == ["PP0 1", "PP1 1"] * 2
