@@ -28,6 +28,8 @@ from .serving import running
 from .settings import HostError, Settings, write_bytes
 
 GIB = 1 << 30
+LOG_DIGIT_BYTES = GIB // 100
+"""Sizes in the engine's log have two digits."""
 _KEY = re.compile(r"[A-Za-z0-9]+(-s[1-9][0-9]*)?")
 _COPY = "record-copy.json"
 """Hours of measuring hang on a record: a second one lies beside it."""
@@ -249,7 +251,10 @@ def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
     memory = engine_http.memory(settings)
     for key, theirs in (("weights_bytes", "weight_gb"), ("kv_bytes", "kv_cache_gb"), ("graph_bytes", "graph_gb")):
         if theirs in memory:
-            figures[key] = int(memory[theirs] * GIB)
+            told = int(memory[theirs] * GIB)
+            # The engine tells its first rank's, to the MiB; the log has all ranks', to 0.01 GB.
+            another = figures.get(key, 0) > told + LOG_DIGIT_BYTES
+            figures[key] = figures[key] if another else told
     if isinstance(memory.get("token_capacity"), int):
         figures["kv_tokens"] = memory["token_capacity"]
     fields = {field for field in rec.Start.__struct_fields__ if field in figures}

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -215,6 +216,42 @@ class TestStart:
             sizes = {engine.ledger.used_bytes(gpu) for gpu in range(8)}
             assert engine.get("/health").status_code == 200
         assert len(sizes) > 1, "61 layers do not divide into 8 equal stages"
+
+    @pytest.mark.parametrize(
+        ("name", "split"),
+        [("pp2", ("--pp-size", "2")), ("dp2", ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"))],
+    )
+    def test_ranks_write_what_they_wrote_on_two_h200s(self, tmp_path: Path, name: str, split: tuple[str, ...]) -> None:
+        """tests/data/starts: SGLang 0.5.11 on the fourth machine of docs/evidence/several-gpus."""
+        real = (ROOT / "tests" / "data" / "starts" / f"{name}.log").read_text(encoding="utf-8")
+        sizes = ("--mem-fraction-static", "0.5", "--context-length", "8192", "--max-running-requests", "256",
+                 "--cuda-graph-max-bs", "256", "--decode-log-interval", "10")  # fmt: skip
+        extra = ("--enforce-disable-flashinfer-allreduce-fusion", "--disable-piecewise-cuda-graph")
+        with simulated(tmp_path, *split, *sizes, *extra, model="mini-moe", HARDWARE="2x H200") as engine:
+            for _ in range(2):
+                engine.post("/generate", {"input_ids": [3, 4, 5], "sampling_params": {"max_new_tokens": 32}})
+            text = engine.text()
+        kinds = ("Load weight end", "Memory pool end", "max_total_num_tokens", "Prefill batch", "Decode batch")
+        for kind in kinds:
+            assert ranks_of(text, kind) == ranks_of(real, kind), kind
+        for line in (
+            "FlashInfer allreduce fusion is forcibly",
+            "The chunked prefill size is",
+            "incompatible with overlap",
+        ):
+            assert (line in text) == (line in real)
+        graphs = re.compile(r"Capture cuda graph bs (\[.*?\])")
+        assert set(graphs.findall(text)) == set(graphs.findall(real))
+        made, seen = engine.seen().figures, lifecycle.read_log(real).figures
+        for figure in ("max_running_requests", "chunked_prefill_size", "context_length"):
+            assert made[figure] == seen[figure]
+        for figure in ("kv_tokens", "weights_bytes"):
+            assert made[figure] == pytest.approx(seen[figure], rel=0.01)
+
+
+def ranks_of(text: str, kind: str) -> set[str]:
+    """The ranks that wrote a line of a kind: {"DP0 TP0", ...}."""
+    return set(re.findall(rf"^\[[\d:. -]+? ?([A-Z][A-Z\d ]*)] {kind}", text, re.MULTILINE))
 
 
 class TestRoutes:

@@ -70,6 +70,7 @@ _FIGURES: tuple[tuple[re.Pattern[str], tuple[tuple[str, float], ...]], ...] = (
         (("available_at_ready_bytes", GIB),),
     ),
 )
+_LARGEST = ("weights_bytes", "kv_bytes")
 _KV_HALVES = re.compile(rf"K size: {_NUMBER} GB, V size: {_NUMBER} GB")
 _GRAPH_END = re.compile(rf"Capture\b.*graph end.*mem usage={_NUMBER} GB", re.IGNORECASE)
 _PREFILL_GRAPH = re.compile(r"piecewise|prefill", re.IGNORECASE)
@@ -93,7 +94,8 @@ class Lifecycle:
     stages: tuple[tuple[str, float | None], ...]
     """Each stage reached, with the seconds from the log's first stamped line to its first (None: no stamps)."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """Sizes in bytes as the first rank that told them; `server_args`: some settings; `weights_percent`."""
+    """Sizes in bytes: weights and cache of the rank that holds most (stages of a pipeline differ), the rest as the
+    first rank that told them; `server_args`: some settings; `weights_percent`."""
     transports: dict[str, int] = field(default_factory=dict)
     """NCCL's choice (P2P/CUMEM, P2P/IPC, SHM, NET) -> channels."""
     failure: Failure | None = None
@@ -256,14 +258,20 @@ def _read_figures(
         found = pattern.search(text)
         if found:
             for (name, unit), number in zip(targets, found.groups(), strict=True):
-                figures.setdefault(name, int(float(number) * unit))
+                _keep(figures, name, int(float(number) * unit))
     halves = _KV_HALVES.search(text)
     if halves:
-        figures.setdefault("kv_bytes", int((float(halves.group(1)) + float(halves.group(2))) * GIB))
+        _keep(figures, "kv_bytes", int((float(halves.group(1)) + float(halves.group(2))) * GIB))
     graph = _GRAPH_END.search(text)
     if graph:
         kind = "prefill_graph_bytes" if _PREFILL_GRAPH.search(text) else "graph_bytes"
         graphs[line.rank, kind] = graphs.get((line.rank, kind), 0.0) + float(graph.group(1))
+
+
+def _keep(figures: dict[str, Any], name: str, told: int) -> None:
+    if name in _LARGEST:
+        figures[name] = max(told, figures.get(name, 0))
+    figures.setdefault(name, told)
 
 
 def _few_arguments(text: str) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from benchmark.engine import lifecycle
 
 CAPTURES = Path(__file__).parents[2] / "captures"
+STARTS = Path(__file__).parents[2] / "data" / "starts"
 GIB = 1 << 30
 
 
@@ -89,6 +90,20 @@ class TestCapturedStarts:
             assert seen.figures["kv_tokens"] == 5_170_605
             assert seen.figures["kv_bytes"] == int(66.57 * GIB)
             assert seen.figures["available_before_load_bytes"] == int(138.28 * GIB)
+
+    def test_stages_of_a_pipeline_differ_and_the_fullest_counts(self) -> None:
+        """pp2 and attention DP 2 of docs/evidence/several-gpus (fourth machine), NCCL's lines left out."""
+        seen = lifecycle.read_log((STARTS / "pp2.log").read_text())
+        assert seen.stage == "ready"
+        assert seen.figures["weights_bytes"] == int(2.70 * GIB)
+        assert seen.figures["kv_tokens"] == 10_323_157
+        later_first = lifecycle.read_log("\n".join(reversed((STARTS / "pp2.log").read_text().splitlines())))
+        assert later_first.figures["weights_bytes"] == int(2.70 * GIB)
+
+    def test_attention_dp_tells_what_one_rank_runs(self) -> None:
+        figures = lifecycle.read_log((STARTS / "dp2.log").read_text()).figures
+        assert (figures["max_running_requests"], figures["kv_tokens"]) == (128, 5_146_635)
+        assert figures["chunked_prefill_size"] == 4096
 
     def test_a_start_that_was_stopped_has_no_failure_of_its_own(self) -> None:
         seen = read("start-stop/k2slice_interrupted_jit.log")

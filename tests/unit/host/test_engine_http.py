@@ -125,6 +125,16 @@ def test_the_weights_are_what_the_engine_says_where_it_says_a_number(engine, tex
     assert records.start_of(settings, {"started_at": 1000.0}).weights_bytes == bytes_
 
 
+@pytest.mark.parametrize(("of_log", "kept"), [(2.70, 2.70), (2.38, 2.375), (None, 2.375)])
+def test_the_stage_with_the_most_weights_counts(engine, of_log, kept):
+    """The engine tells its first stage's 2.375 GiB; its log has 2.38 and 2.70 (docs/evidence/several-gpus, pp2)."""
+    settings, answers, _ = engine
+    answers["/v1/loads"] = (200, '{"loads": [{"memory": {"weight_gb": 2.375}}]}')
+    figures = {} if of_log is None else {"weights_bytes": int(of_log * 2**30)}
+    start = records.start_of(settings, {"started_at": 1000.0, "figures": figures})
+    assert start.weights_bytes == int(kept * 2**30)
+
+
 def test_an_answer_that_drips_does_not_outlast_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_http, "_SECONDS", 0.5)
     over = threading.Event()
