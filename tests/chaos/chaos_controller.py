@@ -96,7 +96,7 @@ def _turn(site: Site, number: int, name: str, token: str, tell: Tell, full_disk_
             holding.claim(settings, token)
             records.fail(settings, name, begun["key"], failure, failed.start)
             tell(f"failed {name} {failure['kind']} {failure['sentence']}")
-    finished = records.finish(settings, name, begun["key"], site.folder / "facts.d")
+    finished = records.finish(settings, name, begun["key"], site.facts)
     _keep(site, finished["record"], Path(begun["record"]).parent)
     return finished["outcome"] == "measured"
 

@@ -70,9 +70,17 @@ class Site:
         return self.folder / "clock"
 
     @property
-    def settings(self) -> Settings:
+    def facts(self) -> Path:
+        return self.state.parent / "facts.d"
+
+    @property
+    def allowed(self) -> dict[str, float]:
+        """The host's limits in this round, seconds."""
         limits = {"quiet_seconds": 20.0, "stop_seconds": 3.0, "start_seconds": 40.0}
-        limits |= {"free_seconds": 2.0, "lease_seconds": 6.0} | self.limits
+        return limits | {"free_seconds": 2.0, "lease_seconds": 6.0} | self.limits
+
+    @property
+    def settings(self) -> Settings:
         return Settings(
             state=self.state,
             unit_directory=self.state / "units",
@@ -80,8 +88,8 @@ class Site:
             port=self.port,
             nvidia_smi=[sys.executable, "-m", "benchmark.simulator.nvidia_smi"],
             engine="simulated",
-            environment=self._simulated(""),
-            **limits,
+            environment=self.simulated(""),
+            **self.allowed,
         )
 
     @property
@@ -92,7 +100,7 @@ class Site:
     def names(seed: int) -> list[str]:
         return random.Random(f"{seed} names").sample(sorted(CATALOGUE), 2)
 
-    def _simulated(self, fault: str) -> dict[str, str]:
+    def simulated(self, fault: str) -> dict[str, str]:
         return {
             "SHARDSWEEP_SIMULATED_GPU": str(self.state / "simulated-gpu"),
             "SHARDSWEEP_SIMULATED_HARDWARE": f"{GPUS}x RTX PRO 6000 Blackwell",
@@ -118,14 +126,14 @@ class Site:
         content = msgspec.json.encode(settings, enc_hook=str)
         (self.state / "settings.json").write_bytes(content)
         for name in CATALOGUE:
-            environment = self._simulated((faults or {}).get(name, ""))
+            environment = self.simulated((faults or {}).get(name, ""))
             command = [sys.executable, "-m", "benchmark.simulator", *self.arguments(name)]
-            self._unit(engine_unit(name), command, environment, settings.stop_seconds)
+            self.write_unit(engine_unit(name), command, environment, settings.stop_seconds)
         for unit, verb in ((JOB_UNIT, "run-job"), (GUARD_UNIT, "guard")):
             command = [sys.executable, "-m", "benchmark.host", "--settings", str(self.state / "settings.json"), verb]
-            self._unit(unit, command, {}, 5)
+            self.write_unit(unit, command, {}, 5)
 
-    def _unit(self, unit: str, command: list[str], environment: dict[str, str], stop_seconds: float) -> None:
+    def write_unit(self, unit: str, command: list[str], environment: dict[str, str], stop_seconds: float) -> None:
         script = self.state / "run" / f"{unit}.sh"
         told = environment | {
             processes.STATE_MARK: str(self.state),

@@ -1,6 +1,7 @@
 """Break a sweep in every way that is known, so often, and see what is left: `make chaos`.
 
     python tests/chaos/run.py [--rounds 20] [--seed 1] [--kind 'kill -9 engine'] [--folder DIR] [--port 30399]
+    python tests/chaos/run.py --units SETTINGS.json
     python tests/chaos/run.py --playbooks [--inventory FILE --host NAME]
 
 Each round sweeps two configurations of the simulated engine, lets one seeded fault strike at a seeded moment, and then
@@ -8,8 +9,9 @@ sweeps once more. A round is survived when no finished point is lost or changed,
 status told of what went wrong, and the second sweep measures all that is missing. Rounds are numbered by their seeds:
 `CHAOS_SEED=17 CHAOS=1 make chaos` repeats round 17. A run that was cut off goes on where it was.
 
-By itself a process of the suite calls the host's verbs as the playbooks do, which makes a round cheap. With
-`--playbooks` it is `ansible-playbook sweep.yml`, on this machine under supervisor or on a host of an inventory.
+By itself a process of the suite calls the host's verbs as the playbooks do, which makes a round cheap: here under
+supervisor; with `--units` on a host with systemd, whose units the roles have rendered. With `--playbooks` it is
+`ansible-playbook sweep.yml`, on this machine under supervisor or on a host of an inventory.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from chaos_controller import InProcess
 from chaos_faults import FAKETIME, HOST_KINDS, KINDS
 from chaos_playbooks import Playbooks
 from chaos_round import Site, play
+from chaos_units import Units
 
 ALL_KINDS = tuple(dict.fromkeys([*KINDS, FAKETIME, *HOST_KINDS]))
 
@@ -68,6 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _site(options: argparse.Namespace, folder: Path) -> Site:
+    if options.units:
+        return Units(folder, options.units)
     if not options.playbooks:
         return InProcess(folder, options.port)
     return Playbooks(folder, options.port, options.inventory, options.host)
@@ -80,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kind", action="append", choices=ALL_KINDS, help="only this kind; may be given again")
     parser.add_argument("--folder", type=Path, help="state and results; kept, and a run goes on in it")
     parser.add_argument("--port", type=int, default=30399)
+    parser.add_argument("--units", type=Path, metavar="SETTINGS", help="this host's systemd, its settings by the roles")
     parser.add_argument("--playbooks", action="store_true", help="sweep by ansible-playbook")
     parser.add_argument("--inventory", type=Path, help="of a host to be swept and broken; else this machine")
     parser.add_argument("--host", default="here", help="its name in the inventory")
