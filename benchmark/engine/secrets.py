@@ -11,7 +11,8 @@ _NAME = re.compile(
     r"|authorization|(?<!per[-_])(?<!first[-_])token)$|(api[-_]?key|secret|passw(or)?d)$",
     re.IGNORECASE,
 )
-_CREDENTIALS = re.compile(r"(\w+://)[^/@\s]+@")
+# A bounded scheme, so that a word of any length is read once.
+_CREDENTIALS = re.compile(r"(\w{1,40}://)[^/@\s]+@")
 
 REMOVED = "REMOVED"
 """What stands where a secret stood."""

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from ..engine.lifecycle.failure import shown
-from ..engine.secrets import is_secret
-from ..report.command import REMOVED
+from ..engine.secrets import REMOVED, is_secret
 from . import bounded
 from .managers import manager_for
 from .services import configuration_of
@@ -43,7 +42,6 @@ _ASSIGNED = re.compile(
     r"""(?m)^\s*(?:export\s+)?(?:Environment=)?["']?([A-Za-z_]\w*)=(?:"([^"]*)"|'([^']*)'|([^\n"']*))"""
 )
 _FLAG = re.compile(r"""(--[a-z][a-z0-9-]*)[ =]("(?:[^"\\]|\\.)*"|'[^']*'|[^\s\\]+)""")
-_IN_ADDRESS = re.compile(r"(\w+://)[^/@\s]+@")
 
 _ABOUT_THE_HOST = {
     "system": ("uname", "-a"),
@@ -73,8 +71,7 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         for spelling in {secret, secret.replace("%%", "%").replace("$$", "$"), json.dumps(secret)[1:-1]}:
             text = text.replace(spelling, REMOVED)
-    lines = (_IN_ADDRESS.sub(rf"\g<1>{REMOVED}@", line) for line in text.split("\n"))
-    return "\n".join(shown(line) for line in lines)
+    return "\n".join(shown(line) for line in text.split("\n"))
 
 
 def head_and_tail(path: Path) -> str:

@@ -12,11 +12,20 @@ from ..secrets import masked
 GIB = 1 << 30
 LONGEST_LINE = 2000
 """Characters of a line that are looked at."""
+_LOOKED_AT = 8 * LONGEST_LINE
+"""And for secrets."""
 
 
 def shown(text: str) -> str:
-    """A line fit to be kept and shown: no secrets, not longer than LONGEST_LINE."""
-    return masked(text[:LONGEST_LINE])
+    """A line fit to be kept and shown: no secrets, not longer than LONGEST_LINE.
+
+    Secrets are looked for before the line is cut: half of one would not look like one.
+    """
+    said = masked(text[:_LOOKED_AT])
+    if len(text) > _LOOKED_AT and len(said) < 2 * LONGEST_LINE:
+        # So much was removed that what is shown may reach to where the looking ended, in the middle of a word.
+        said = said[: said.rfind(" ") + 1]
+    return said[:LONGEST_LINE]
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def read_log(text: str) -> Lifecycle:
         figures=figures,
         transports=transports,
         failure=find_failure(interesting, figures),
-        last_lines=tuple(shown(line.text) for line in lines if line.text.strip())[-LAST_LINES:],
+        last_lines=tuple(shown(line.text) for line in [line for line in lines if line.text.strip()][-LAST_LINES:]),
     )
 
 

@@ -396,9 +396,9 @@ class TestOddLogs:
 
     def test_a_huge_log_is_bounded_in_what_is_kept_and_in_time(self) -> None:
         text = "[2026-11-29 11:34:10 TP0] Decode batch, #running-req: 1\n" * 200_000 + "x" * 3_000_000
-        began = time.monotonic()
+        began = time.process_time()
         seen = lifecycle.read_log(text)
-        assert time.monotonic() - began < 5
+        assert time.process_time() - began < 5
         assert len(seen.last_lines) <= lifecycle.log.LAST_LINES
         assert all(len(line) <= 2000 for line in seen.last_lines)
 

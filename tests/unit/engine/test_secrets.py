@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmark.engine.lifecycle.failure import LONGEST_LINE, shown
 from benchmark.engine.secrets import is_secret, masked
 
 SECRET = "hunter2-Planted"
@@ -73,3 +74,26 @@ def test_whatever_stands_around_it(name, form, value, around):
     value = f"q{value}Q"
     assert is_secret(name)
     assert value not in masked(f"{around} {form.format(name, value)} {around}")
+
+
+@pytest.mark.parametrize("form", ["--api-key {}", "https://user:{}@mirror/", "HF_TOKEN={}"])
+@pytest.mark.parametrize("longest", [LONGEST_LINE, 8 * LONGEST_LINE])
+def test_no_half_of_a_secret_stays_where_a_line_is_cut(form, longest):
+    """The cut falls on each of its characters in turn."""
+    planted = form.format(SECRET)
+    for before in range(longest - len(planted), longest + 1):
+        line = ("x" * 9 + " ") * (before // 10) + "y" * (before % 10 - 1) + " " + planted + " after" * 9
+        said = shown(line)
+        assert len(said) <= LONGEST_LINE
+        assert SECRET[:4] not in said
+
+
+def test_a_line_of_little_but_secrets_ends_before_the_half_of_one():
+    line = f"--api-key {SECRET * 100} " * 20
+    said = shown(line)
+    assert said.startswith("--api-key REMOVED --api-key REMOVED ")
+    assert SECRET not in said
+
+
+def test_one_endless_word_is_shown_as_far_as_a_line_goes():
+    assert shown("x" * 100_000) == "x" * LONGEST_LINE
