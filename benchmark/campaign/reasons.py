@@ -146,23 +146,15 @@ def _joined(*parts: str) -> str:
 
 
 def _running(record: Record) -> int | None:
-    """Requests that run at once; the engine's log tells those of one data-parallel rank."""
-    told = record.start.max_running_requests if record.start else None
-    return told * _ranks(record) if told else record.configuration.engine.get("max_running_requests")
-
-
-def _ranks(record: Record) -> int:
-    """Data-parallel ranks, replicas or of attention: each has its own limit and its own KV cache."""
-    return int(record.configuration.engine.get("dp_size") or 1)
+    return record.running_limit or record.configuration.engine.get("max_running_requests")
 
 
 def _held(record: Record) -> int | None:
-    """Whole requests of the workload that the KV caches of all data-parallel ranks hold."""
+    """Whole requests of the workload that the KV cache holds."""
     lengths = [record.workload.get(key) for key in ("prompt_tokens", "output_tokens")]
-    if not record.start or not record.start.kv_tokens or not all(isinstance(n, int) for n in lengths):
+    if not record.kv_tokens or not all(isinstance(n, int) for n in lengths):
         return None
-    each = record.start.kv_tokens // max(1, sum(n for n in lengths if isinstance(n, int)))
-    return each * _ranks(record)
+    return record.kv_tokens // max(1, sum(n for n in lengths if isinstance(n, int)))
 
 
 def _shape(mine: Record, theirs: Record) -> str:

@@ -131,10 +131,12 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int | None = None
     """A GPU."""
     kv_tokens: int | None = None
+    """Of one data-parallel rank; those of all are Record.kv_tokens."""
     graph_bytes: int | None = None
     available_before_load_bytes: int | None = None
     available_after_load_bytes: int | None = None
     max_running_requests: int | None = None
+    """On one data-parallel rank; on all are Record.running_limit."""
     transports: dict[str, int] = {}
     """NCCL's choice -> channels, such as {"P2P/CUMEM": 16}."""
 
@@ -234,6 +236,24 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def simulated(self) -> bool:
         return self.engine.simulated
+
+    @property
+    def data_parallel_ranks(self) -> int:
+        """Replicas, or groups of attention: each has a KV cache and a limit of its own."""
+        told = self.configuration.engine.get("dp_size")
+        return told if isinstance(told, int) and told > 0 else 1
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that the KV caches of all data-parallel ranks hold."""
+        each = self.start.kv_tokens if self.start else None
+        return each and each * self.data_parallel_ranks
+
+    @property
+    def running_limit(self) -> int | None:
+        """Requests that run at once, on all data-parallel ranks."""
+        each = self.start.max_running_requests if self.start else None
+        return each and each * self.data_parallel_ranks
 
     def peak(self) -> Point | None:
         """The valid point of the ladder with the highest output throughput."""

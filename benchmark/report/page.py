@@ -184,8 +184,12 @@ def about(records: list[Record], found: list[Row]) -> list[tuple[str, str]]:
     work = list(dict.fromkeys(workload_line(r.workload) for r in records))
     taken = sum(len(r.points) for r in records)
     ran = sum(row.outcome == "measured" for row in found)
+    # What was rejected before the host was touched has no revision.
+    revised = {r.model.name for r in records if r.model.revision}
     models = dict.fromkeys(
-        f"{r.model.name} ({r.model.revision[:12]})" if r.model.revision else r.model.name for r in records
+        f"{r.model.name} ({r.model.revision[:12]})" if r.model.revision else r.model.name
+        for r in records
+        if r.model.revision or r.model.name not in revised
     )
     return [
         ("Model", text.joined(list(models))),

@@ -257,7 +257,7 @@ class Row:
 
     @property
     def kv_tokens(self) -> float | None:
-        measured = number(self.shown.start.kv_tokens) if self.shown.start else None
+        measured = number(self.shown.kv_tokens)
         return measured if measured is not None else number(self.shown.plan.get("kv_tokens"))
 
     @property

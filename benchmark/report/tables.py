@@ -241,7 +241,7 @@ COLUMNS: list[tuple[str, _Read]] = [
     *_percentiles("e2e"),
     ("energy_joules_per_output_token", lambda r, p: joules_per_token(p)),
     ("weights_bytes_per_gpu", lambda r, p: r.start.weights_bytes if r.start else None),
-    ("kv_tokens", lambda r, p: r.start.kv_tokens if r.start else None),
+    ("kv_tokens", lambda r, p: r.kv_tokens),
     ("raw_file", lambda r, p: p.raw),
 ]
 """Header -> how to read it. Units stand in the header."""

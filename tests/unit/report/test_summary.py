@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark.campaign.record import Flag
-from benchmark.report import summary, text
+from benchmark.report import page, summary, tables, text
 from benchmark.report.summary import Estimate, rows
 from tests.data.campaigns import made
 
@@ -148,3 +148,22 @@ def test_no_value_of_a_decision_or_plan_raises(item):
 )
 def test_numbers_read_as_people_write_them(show, given_, shown):
     assert show(given_) == shown
+
+
+def test_kv_tokens_are_those_of_all_attention_dp_ranks():
+    """The log of one of two ranks said 5,146,635 (docs/evidence/several-gpus, dp2)."""
+    engine = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
+    start = msgspec.structs.replace(made.record().start, kv_tokens=5_146_635, max_running_requests=128)
+    record = made.record("dp2", engine=engine, start=start)
+    (row,) = rows([record], {})
+    assert row.kv_tokens == record.kv_tokens == 10_293_270
+    assert record.running_limit == 256
+    assert ",10293270," in tables.csv([record])
+
+
+def test_a_model_without_a_revision_is_not_another_model():
+    """A configuration that was rejected left the host, and its model, alone."""
+    measured = made.record("ep8")
+    rejected = made.record("tp4", model=msgspec.structs.replace(measured.model, revision=""), points=[])
+    assert dict(page.about([measured, rejected], []))["Model"] == "kimi-k2.6 (abc123)"
+    assert dict(page.about([rejected], []))["Model"] == "kimi-k2.6"
