@@ -53,6 +53,8 @@ def test_a_seed_draws_the_same_fault_again():
         )
 
 
+# `make chaos`, which CI runs, has all kinds.
+@pytest.mark.long
 def test_five_rounds_are_survived(tmp_path, capsys):
     kinds = ["kill -9 scheduler", "kill -9 controller", "memory held by others", "corrupt state", "lying health"]
     words = [word for kind in kinds for word in ("--kind", kind)]
