@@ -5,6 +5,7 @@
 #   hosts.sh reboot NAME...                  stop its systemd and start it again, as a reboot does
 #   hosts.sh down NAME...                    stop and remove hosts
 #   hosts.sh clean                           remove every host, image and mount that this made
+#   hosts.sh tidy                            the same, if no host is left: another checkout may use some
 # It needs root on a Debian or Ubuntu machine, and installs podman and mmdebstrap there. Read README.md first.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -224,5 +225,8 @@ case ${1:-} in
   down) shift; [ -e "$TEST_HOSTS_STATE/storage.conf" ] || exit 0; podman rm -f -i -t 5 "$@" >/dev/null
     for name; do umount "$run/disks/$name" 2>/dev/null || true; done;;
   clean) clean;;
-  *) sed -n '2,8p' "$0" >&2; exit 2;;
+  tidy) [ -e "$TEST_HOSTS_STATE/storage.conf" ] || exit 0
+    left=$(podman ps -a --filter "label=$label" --format '{{.Names}}' | xargs)
+    if [ -n "$left" ]; then say "left as it is, since there are still $left"; else clean; fi;;
+  *) sed -n '2,9p' "$0" >&2; exit 2;;
 esac

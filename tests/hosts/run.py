@@ -146,12 +146,15 @@ def main() -> int:
     runs = Runs()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("test-hosts: ended from outside"))
     results: Results = {}
+    # Scenarios that came to their end have taken their hosts away; what is left then is another checkout's.
+    remove = "clean"
     try:
         run_all(names, runs, results)
+        remove = "tidy"
     finally:
         runs.stop()
         if with_hosts and not options.keep:
-            subprocess.run([str(HOSTS), "clean"], check=False)
+            subprocess.run([str(HOSTS), remove], check=False)
     failed = sum(not passed for passed, _ in results.values())
     say(f"{len(results) - failed} passed, {failed} failed")
     return 1 if failed else 0
