@@ -105,6 +105,7 @@ def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         anew=options.anew,
         sweep=options.sweep,
         gpus=[int(place) for place in options.gpus.split(",")] if options.gpus else None,
+        start=not options.make_room,
     )
 
 
@@ -123,7 +124,7 @@ def _stop(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 def _restore(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     from .rollback import restore
 
-    return restore(settings, options.units, options.token, sweep=options.sweep)
+    return restore(settings, options.units, options.token, seconds=options.seconds, sweep=options.sweep)
 
 
 def _sweep_begin(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -233,7 +234,7 @@ def _promote(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
 def _roll_back(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     from . import promotion
 
-    return promotion.roll_back(settings)
+    return promotion.roll_back(settings, spread=options.spread)
 
 
 def _rolled_back(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -321,6 +322,8 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--seconds", type=float, default=5.0, help="how long to look")
         verb.add_argument("--node", type=int, default=0, help="which of several nodes this host is")
         verb.add_argument("--anew", action="store_true", help="start again what runs as wanted")
+        verb.add_argument("--make-room", action="store_true", help="stop what runs, and start nothing yet")
+        verb.add_argument("--spread", action="store_true", help="other hosts go back with this one")
         verb.add_argument("--first", default="", help="ADDRESS:PORT at which further nodes meet the first")
     return parser
 

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from . import clock, kept, lease
+from . import clock, kept, lease, promotion
 from .managers import manager_for
 from .services import GUARD_UNIT, JOB_UNIT, Manager
 from .serving import serving_units
@@ -112,7 +112,7 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
     """One step towards the sweep's end: `after` (the lease's own where None) decides what runs then.
 
     `previous` brings back what served, `stopped` leaves nothing, `winner` leaves what runs now (the caller has
-    switched to it). Call again until "phase" is "restored" or "failed".
+    switched to it; what is promoted gets its unit back as it was). Call again until "phase" is "restored" or "failed".
     """
     held = lease.current(settings)
     if held is not None and held["token"] != token and lease.alive(settings, held):
@@ -121,6 +121,7 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
     # A sweep that the guard took for dead, but that went on, has started engines since.
     held = held or lease.ended(settings, token)
     if held is None or after == "winner":
+        promotion.put_in_service(settings, manager_for(settings))
         lease.drop(settings)
         return {"phase": "restored", "serving": [], "failure": None}
     # A guard that finds its sweep's controller gone cannot know a winner: what served before is the safe answer.

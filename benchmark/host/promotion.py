@@ -7,12 +7,14 @@ from typing import Any
 
 from . import forms, kept
 from .managers import manager_for
-from .services import configuration_of, engine_unit
+from .services import Manager, configuration_of, engine_unit
 from .serving import running, serving_units
 from .settings import HostError, Settings, read_json, write_json
 
 _PROMOTED = "promoted.json"
 _WHY = "promotion"
+_NOTHING: dict[str, Any] = {"units": [], "fingerprints": {}}
+_IN_SERVICE = "promoted"
 
 
 def promoted(settings: Settings) -> dict[str, Any]:
@@ -53,12 +55,26 @@ def promote(settings: Settings, name: str, fingerprint: str, before: dict[str, A
         "now": {"configuration": name, "fingerprint": fingerprint, "at": _now()},
         "before": before or known["before"],
     }
+    kept.set_aside(settings, [engine_unit(name)], _IN_SERVICE)
     write_json(settings.state / _PROMOTED, told)
     return told | {"changed": True}
 
 
-def roll_back(settings: Settings) -> dict[str, Any]:
+def put_in_service(settings: Settings, manager: Manager) -> None:
+    """Give what is promoted and runs now its files as it was promoted: a sweep starts it with others, under which its
+    service manager does not start it again by itself."""
+    now = promoted(settings)["now"] or {}
+    unit = engine_unit(now.get("configuration", ""))
+    start = running(settings).get(unit, {})
+    if now and start.get("ready_fingerprint") == now["fingerprint"] and manager.state(unit).running:
+        kept.take_back(settings, [unit], _IN_SERVICE)
+        kept.put_back(settings, manager, unit)
+
+
+def roll_back(settings: Settings, *, spread: bool = False) -> dict[str, Any]:
     """Make ready what served before: its units get their files back when they are restored.
+
+    `spread`: what is promoted is spread over several hosts, of which one where nothing served before goes back to that.
 
     Returns:
         {"units": what to restore, "configuration": of them the one of ours or None, "leaving": the promoted one}.
@@ -70,6 +86,8 @@ def roll_back(settings: Settings) -> dict[str, Any]:
     before = known["before"]
     if known["now"] is None:
         raise HostError("Nothing was promoted on this host, so there is nothing to roll back.")
+    if not before and spread:
+        before = _NOTHING
     if not before:
         name = known["now"]["configuration"]
         raise HostError(f"Nothing served before {name} was promoted. To stop it: playbooks/stop.yml.")
@@ -89,7 +107,7 @@ def roll_back(settings: Settings) -> dict[str, Any]:
 def rolled_back(settings: Settings) -> dict[str, Any]:
     """Note that what served before serves again; there is nothing further back."""
     known = promoted(settings)
-    before = known["before"] or {"units": [], "fingerprints": {}}
+    before = known["before"] or _NOTHING
     ours = [unit for unit in before["units"] if configuration_of(unit)]
     now = None
     if ours:
@@ -99,6 +117,7 @@ def rolled_back(settings: Settings) -> dict[str, Any]:
             "at": _now(),
         }
     told = {"now": now, "before": None}
+    kept.set_aside(settings, ours[:1], _IN_SERVICE)
     write_json(settings.state / _PROMOTED, told)
     return told
 

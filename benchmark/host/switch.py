@@ -38,6 +38,7 @@ def switch(
     anew: bool = False,
     sweep: str | None = None,
     gpus: list[int] | None = None,
+    start: bool = True,
 ) -> dict[str, Any]:
     """Steps towards `name` serving (None: nothing serving) for at most `seconds`; call again until it is over.
 
@@ -50,10 +51,12 @@ def switch(
         sweep: the token of the sweep that asks, "" for whoever is none; None for who gives the host back and may
             in any case.
         gpus: indices of those that `name` takes; None where that is not known: all are looked at.
+        start: False only makes room for it. Of several nodes none may start before each has stopped what ran on it: a
+            rank of before that waits for its first node would meet the new one.
 
     Returns:
-        {"phase": "stopping" | "starting" | "ready" | "stopped" | "failed", "changed", "configuration", "node",
-        "stopped": [units], "waiting_for", "start": {...}, "failure": {...} | None, "seconds"}.
+        {"phase": "stopping" | "clear": there is room | "starting" | "ready" | "stopped" | "failed", "changed",
+        "configuration", "node", "stopped": [units], "waiting_for", "start": {...}, "failure": {...} | None, "seconds"}.
 
     Raises:
         HostError: a sweep holds the host, and not the one that asks.
@@ -64,16 +67,21 @@ def switch(
         deadline = time.monotonic() + seconds
         holding.claim(settings, sweep)
         state = _begin(settings, manager, name, fingerprint, token, yields, node=node, anew=anew, gpus=gpus)
-        _go_on(settings, manager, state, deadline, sweep)
+        if state["phase"] == "clear" and start:
+            state["phase"] = "stopping"
+        if start or state["phase"] == "stopping":
+            _go_on(settings, manager, state, deadline, sweep, start=start)
     return _answer(state)
 
 
-def _go_on(settings: Settings, manager: Manager, state: dict[str, Any], deadline: float, sweep: str | None) -> None:
+def _go_on(
+    settings: Settings, manager: Manager, state: dict[str, Any], deadline: float, sweep: str | None, *, start: bool
+) -> None:
     phase, pause = state["phase"], _FIRST_PAUSE_SECONDS
     while state["phase"] in ("stopping", "starting"):
         holding.claim(settings, sweep)
         try:
-            _step(settings, manager, state)
+            _step(settings, manager, state, start=start)
         except StuckError as stuck:
             _fail(state, stuck.kind, "stop", stuck.sentence, stuck.advice, stuck.evidence, stuck.may_pass)
         write_json(settings.state / SWITCH, state)
@@ -153,7 +161,7 @@ def _judged(settings: Settings, name: str | None, stopped: list[str], gpus: list
     return None if None in used else sorted({gpu for taken in used for gpu in taken})
 
 
-def _step(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
+def _step(settings: Settings, manager: Manager, state: dict[str, Any], *, start: bool) -> None:
     if state["phase"] == "stopping":
         # A load generator that lost its sweep would go on measuring whatever serves next.
         units = [*state["stopped"], *_job(manager)]
@@ -162,6 +170,8 @@ def _step(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
         if waiting is None:
             if state["configuration"] is None:
                 state["phase"] = "stopped"
+            elif not start:
+                state["phase"] = "clear"
             else:
                 _start(settings, manager, state)
         return

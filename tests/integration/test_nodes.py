@@ -9,8 +9,10 @@ import subprocess
 import time
 
 import pytest
+from builders import a_point, a_record
 from conftest import BIN, ROOT, free_port, recap, said
 
+from benchmark.campaign import record as rec
 from benchmark.campaign.store import Campaign
 
 pytestmark = pytest.mark.slow
@@ -152,3 +154,78 @@ def test_hosts_that_are_no_group_are_told_so(pair):
     done = pair.play("deploy.yml", config="tp16")
     assert done.returncode != 0
     assert "tp16 cannot run on here. It is spread over 2 nodes, and here is alone" in said(done)
+
+
+def facts(site, name) -> list[str | None]:
+    """Since when each of the two has a configuration in service for good."""
+    found = [site.folder / folder / f"sglang_{name}.fact" for folder in ("facts.d", "facts2.d")]
+    return [json.loads(file.read_text())["promoted"] for file in found]
+
+
+@pytest.mark.long
+def test_it_is_promoted_on_both_and_both_go_back(pair):
+    assert pair.play("deploy.yml", config="ep4").returncode == 0
+    check = pair.play("playbooks/promote.yml", "--check", config="tp16", interrupt=True)
+    assert check.returncode == 0, said(check)
+    assert units(pair) == (["sglang-ep4"], ["sglang-ep4"])
+
+    done = pair.play("playbooks/promote.yml", config="tp16", interrupt=True)
+    assert done.returncode == 0, said(done)
+    assert units(pair) == (["sglang-tp16"], ["sglang-tp16"])
+    assert pair.ask("/health").status_code == 200
+    assert [since[-1] for since in facts(pair, "tp16")] == ["Z", "Z"]
+    assert facts(pair, "ep4") == [None, None]
+
+    again = pair.play("playbooks/promote.yml", config="tp16")
+    assert again.returncode == 0, said(again)
+    assert recap(again)["changed"] == recap(again, "there")["changed"] == 0, said(again)
+
+    alone = pair.play("playbooks/promote.yml", "--limit", "here", rollback=True)
+    assert alone.returncode != 0
+    assert "here and there can only go back together, and there takes no part in this run." in said(alone)
+    assert units(pair) == (["sglang-tp16"], ["sglang-tp16"])
+
+    back = pair.play("playbooks/promote.yml", rollback=True)
+    assert back.returncode == 0, said(back)
+    assert units(pair) == (["sglang-ep4"], ["sglang-ep4"])
+    assert facts(pair, "tp16") == [None, None]
+    assert [since[-1] for since in facts(pair, "ep4")] == ["Z", "Z"]
+
+
+@pytest.mark.long
+def test_what_was_spread_comes_back_spread(pair):
+    pair.variables["sglang_site_configs"] = SPREAD | {"other": SPREAD["tp16"] | {"hypothesis": ""}}
+    assert pair.play("playbooks/promote.yml", config="tp16").returncode == 0
+    pair.hosts["there"]["sglang_service_simulated_fault"] = "crash_load"
+    failed = pair.play("playbooks/promote.yml", config="other", interrupt=True)
+    assert failed.returncode != 0
+    assert "other did not start: node 1 (there): " in said(failed)
+    assert "On here sglang-tp16 served before and serves again. On there sglang-tp16 served before and" in said(failed)
+    assert units(pair) == (["sglang-tp16"], ["sglang-tp16"])
+    assert pair.ask("/health").status_code == 200
+    assert not (pair.folder / "facts.d/sglang_other.fact").exists()
+
+    del pair.hosts["there"]["sglang_service_simulated_fault"]
+    done = pair.play("playbooks/promote.yml", config="other", interrupt=True)
+    assert done.returncode == 0, said(done)
+    back = pair.play("playbooks/promote.yml", rollback=True)
+    assert back.returncode == 0, said(back)
+    assert units(pair) == (["sglang-tp16"], ["sglang-tp16"])
+    assert pair.ask("/server_info").json()["nnodes"] == 2
+
+
+def test_without_a_name_hosts_of_a_group_must_have_the_same_winner(pair):
+    """The first measured tp16 over both; the other one, with another driver then, ep8."""
+    assert pair.play("playbooks/promote.yml", rollback=True).returncode != 0  # the tools are there, and nothing serves
+    campaign = Campaign(pair.folder / "campaigns", "kimi-k2.6-quick")
+    for name, host, driver in (("tp16", "here", "570.1"), ("ep8", "there", "580.2")):
+        gpus = [{"name": "NVIDIA RTX PRO 6000 Blackwell Server Edition"}] * 8
+        at = rec.Host(name=host, gpus=gpus, driver=driver)
+        campaign.put(a_record(name, at, outcome="measured", points=[a_point(4, 100.0)]))
+    done = pair.play("playbooks/promote.yml")
+    assert done.returncode != 0
+    assert (
+        "tp16 is spread over here and there, whose winners are not the same: tp16 of here, ep8 of there. "
+        "Nothing was stopped. Say which configuration: -e config=tp16." in said(done)
+    )
+    assert units(pair) == ([], [])

@@ -56,6 +56,7 @@ def render(template: str = "sglang.systemd.j2", **changes) -> str:
         "ansible_managed": "Ansible managed",
         "__sglang_service_configuration": {"name": "ep4", "description": "Experts in four groups"},
         "__sglang_service_fingerprint": "f" * 64,
+        "__sglang_service_hosts": ["gpu1"],
         "__sglang_service_module": "sglang.launch_server",
         "__sglang_service_flags": [["--tp-size", "8"]],
         "__sglang_service_environment": {},
@@ -213,6 +214,14 @@ def test_what_is_in_service_comes_back_from_a_crash_and_not_for_ever():
     # Four loads of 20 minutes, each with its stop and pause, fit into the interval: 4 * (1200 + 120 + 30).
     assert unit["StartLimitBurst"] == "4"
     assert unit["StartLimitIntervalSec"] == "5400"
+
+
+def test_a_rank_in_service_is_started_again_however_long_another_one_is_away():
+    text = render(sglang_service_restart="on-failure", __sglang_service_hosts=["gpu1", "gpu2"])
+    service, unit = service_of(text), dict(read_unit(text)["Unit"])
+    assert service["Restart"] == "on-failure"
+    assert unit["StartLimitIntervalSec"] == "0"
+    assert "StartLimitBurst" not in unit
 
 
 def test_a_stop_takes_all_and_takes_its_time():

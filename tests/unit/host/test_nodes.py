@@ -233,3 +233,37 @@ def test_a_rank_is_started_again_with_its_first_node(settings, monkeypatch, tmp_
     for _ in range(3):
         switch.switch(settings, "tp16", "f", "t", yields=[], seconds=0, node=1, anew=anew)
     assert manager.asked == starts
+
+
+def test_room_is_made_before_anything_starts(settings, monkeypatch, tmp_path):
+    """What runs is stopped and remembered; the start waits until it is asked for."""
+    manager = Manager(tmp_path, UNIT)
+    monkeypatch.setattr(switch, "manager_for", lambda _: manager)
+    monkeypatch.setattr(
+        switch, "stop_step", lambda _settings, manager, units, *_: [manager.stop(unit) for unit in units] and None
+    )
+    monkeypatch.setattr(switch.patience, "note", lambda *_: None)
+    monkeypatch.setattr(switch.patience, "told", lambda *_: "tp16 to start")
+    monkeypatch.setattr(switch.patience, "verdict", lambda *_: None)
+    monkeypatch.setattr(engine_http, "health", lambda _: "starting")
+
+    def asked(*, start: bool) -> dict:
+        return switch.switch(settings, "tp16", "new", "t", yields=[], seconds=0, node=1, start=start)
+
+    for _ in range(2):
+        said = asked(start=False)
+        assert (said["phase"], said["stopped"], said["changed"]) == ("clear", [UNIT], True)
+    assert (manager.running, manager.asked) == (set(), [])
+    for _ in range(3):
+        said = asked(start=True)
+    assert (said["phase"], said["stopped"]) == ("starting", [UNIT])
+    assert manager.asked == [UNIT]
+
+
+def test_no_room_is_made_for_what_runs_as_wanted(settings, monkeypatch, tmp_path):
+    manager = Manager(tmp_path, UNIT)
+    monkeypatch.setattr(switch, "manager_for", lambda _: manager)
+    write_json(tmp_path / "running.json", {UNIT: {"fingerprint": "f", "node": 1}})
+    said = switch.switch(settings, "tp16", "f", "t", yields=[], seconds=0, node=1, start=False)
+    assert (said["phase"], said["changed"], said["stopped"]) == ("starting", False, [])
+    assert manager.running == {UNIT}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmark.host import promotion
+from benchmark.host.services import ServiceState
 from benchmark.host.settings import HostError, Settings, read_json, write_json
 
 
@@ -51,3 +52,35 @@ def test_promoting_what_is_promoted_changes_nothing(settings, monkeypatch):
 def test_there_is_no_way_back_where_nothing_was_promoted(settings):
     with pytest.raises(HostError, match="Nothing was promoted"):
         promotion.roll_back(settings)
+
+
+class Units:
+    """One unit, which runs."""
+
+    def state(self, unit):
+        return ServiceState(unit=unit, activity="active")
+
+    def reload(self):
+        pass
+
+
+@pytest.mark.parametrize(("measured", "unit"), [("new", "in service"), ("another", "as in the sweep")])
+def test_what_is_promoted_is_in_service_again_after_a_sweep_that_started_it(settings, monkeypatch, measured, unit):
+    serves(settings, monkeypatch, "sglang-ep4", "new", "in service")
+    promotion.promote(settings, "ep4", "new", {})
+    serves(settings, monkeypatch, "sglang-ep4", measured, "as in the sweep")
+    file = settings.unit_file("sglang-ep4")
+    file.parent.mkdir()
+    file.write_text("as in the sweep")
+    promotion.put_in_service(settings, Units())
+    # Only where it is the same engine: another command line would be another one than runs.
+    assert file.read_text() == unit
+
+
+def test_a_host_that_served_nothing_goes_back_to_nothing_with_the_others_of_its_group(settings, monkeypatch):
+    serves(settings, monkeypatch, "sglang-tp16", "new", "x")
+    promotion.promote(settings, "tp16", "new", {})
+    with pytest.raises(HostError, match="Nothing served before tp16"):
+        promotion.roll_back(settings)
+    assert promotion.roll_back(settings, spread=True) == {"units": [], "configuration": None, "leaving": "tp16"}
+    assert promotion.rolled_back(settings)["now"] is None
