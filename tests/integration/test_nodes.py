@@ -200,7 +200,10 @@ def test_what_was_spread_comes_back_spread(pair):
     failed = pair.play("playbooks/promote.yml", config="other", interrupt=True)
     assert failed.returncode != 0
     assert "other did not start: node 1 (there): " in said(failed)
-    assert "On here sglang-tp16 served before and serves again. On there sglang-tp16 served before and" in said(failed)
+    assert (
+        "On here sglang-tp16 served before and serves again. On there sglang-tp16 served before and serves again."
+        in said(failed)
+    )
     assert units(pair) == (["sglang-tp16"], ["sglang-tp16"])
     assert pair.ask("/health").status_code == 200
     assert not (pair.folder / "facts.d/sglang_other.fact").exists()
