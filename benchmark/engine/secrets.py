@@ -42,6 +42,11 @@ def has_credentials(value: Any) -> bool:
     return bool(_CREDENTIALS.search(str(value)))
 
 
+def without_credentials(text: str) -> str:
+    """`https://user:password@host` without what stands before the @."""
+    return _CREDENTIALS.sub(rf"\g<1>{REMOVED}@", text)
+
+
 def secret_variable(environment: Mapping[str, Any]) -> str | None:
     """The first variable that holds a secret, by its name or as a URL with a password; None where none does."""
     return next(
@@ -58,8 +63,7 @@ def masked(text: str) -> str:
     """
     for pattern in (_FLAG, _NAMED):
         text = _without_values(pattern, text)
-    text = _CREDENTIALS.sub(rf"\g<1>{REMOVED}@", text)
-    return _BY_ITSELF.sub(REMOVED, text)
+    return _BY_ITSELF.sub(REMOVED, without_credentials(text))
 
 
 def _without_values(pattern: re.Pattern[str], text: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable
 
 from ..campaign.record import Record
 from ..engine import unit as systemd
-from ..engine.secrets import REMOVED, is_secret, masked
+from ..engine.secrets import REMOVED, is_secret, masked, without_credentials
 from .text import clean
 
 
@@ -26,19 +25,14 @@ def without_secrets(arguments: Iterable[str]) -> list[str]:
             shown.append(REMOVED)
             hide_next = False
         else:
-            shown.append(_without_credentials(argument))
+            shown.append(without_credentials(argument))
     return shown
-
-
-def _without_credentials(text: str) -> str:
-    """`https://user:password@host` without what stands before the @."""
-    return re.sub(r"(\w+://)[^/@\s]+@", rf"\g<1>{REMOVED}@", text)
 
 
 def environment(record: Record) -> dict[str, str]:
     """The configuration's variables, secret ones with their value removed."""
     return {
-        str(name): REMOVED if is_secret(str(name)) else _without_credentials(str(value))
+        str(name): REMOVED if is_secret(str(name)) else without_credentials(str(value))
         for name, value in sorted(record.configuration.environment.items())
     }
 

@@ -217,9 +217,9 @@ def test_only_the_first_node_has_to_make_a_token(settings, monkeypatch, tmp_path
     assert manager.asked == [UNIT]
 
 
-@pytest.mark.parametrize(("anew", "starts"), [(False, []), (True, [UNIT])])
-def test_a_rank_is_started_again_with_its_first_node(settings, monkeypatch, tmp_path, anew, starts):
-    """It runs as wanted, but the first node's start that it met is over."""
+@pytest.fixture
+def running(monkeypatch, tmp_path):
+    """The manager of a host on which the rank runs, and stops at once when it is to."""
     manager = Manager(tmp_path, UNIT)
     monkeypatch.setattr(switch, "manager_for", lambda _: manager)
     monkeypatch.setattr(
@@ -229,23 +229,20 @@ def test_a_rank_is_started_again_with_its_first_node(settings, monkeypatch, tmp_
     monkeypatch.setattr(switch.patience, "told", lambda *_: "tp16 to start")
     monkeypatch.setattr(switch.patience, "verdict", lambda *_: None)
     monkeypatch.setattr(engine_http, "health", lambda _: "starting")
+    return manager
+
+
+@pytest.mark.parametrize(("anew", "starts"), [(False, []), (True, [UNIT])])
+def test_a_rank_is_started_again_with_its_first_node(settings, running, tmp_path, anew, starts):
+    """It runs as wanted, but the first node's start that it met is over."""
     write_json(tmp_path / "running.json", {UNIT: {"fingerprint": "f", "node": 1}})
     for _ in range(3):
         switch.switch(settings, "tp16", "f", "t", yields=[], seconds=0, node=1, anew=anew)
-    assert manager.asked == starts
+    assert running.asked == starts
 
 
-def test_room_is_made_before_anything_starts(settings, monkeypatch, tmp_path):
+def test_room_is_made_before_anything_starts(settings, running):
     """What runs is stopped and remembered; the start waits until it is asked for."""
-    manager = Manager(tmp_path, UNIT)
-    monkeypatch.setattr(switch, "manager_for", lambda _: manager)
-    monkeypatch.setattr(
-        switch, "stop_step", lambda _settings, manager, units, *_: [manager.stop(unit) for unit in units] and None
-    )
-    monkeypatch.setattr(switch.patience, "note", lambda *_: None)
-    monkeypatch.setattr(switch.patience, "told", lambda *_: "tp16 to start")
-    monkeypatch.setattr(switch.patience, "verdict", lambda *_: None)
-    monkeypatch.setattr(engine_http, "health", lambda _: "starting")
 
     def asked(*, start: bool) -> dict:
         return switch.switch(settings, "tp16", "new", "t", yields=[], seconds=0, node=1, start=start)
@@ -253,11 +250,11 @@ def test_room_is_made_before_anything_starts(settings, monkeypatch, tmp_path):
     for _ in range(2):
         said = asked(start=False)
         assert (said["phase"], said["stopped"], said["changed"]) == ("clear", [UNIT], True)
-    assert (manager.running, manager.asked) == (set(), [])
+    assert (running.running, running.asked) == (set(), [])
     for _ in range(3):
         said = asked(start=True)
     assert (said["phase"], said["stopped"]) == ("starting", [UNIT])
-    assert manager.asked == [UNIT]
+    assert running.asked == [UNIT]
 
 
 def test_no_room_is_made_for_what_runs_as_wanted(settings, monkeypatch, tmp_path):
