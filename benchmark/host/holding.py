@@ -19,6 +19,8 @@ from .serving import serving_units
 from .settings import HostError, Settings
 
 _LOOK_SECONDS = 2.0
+_PATIENCE_SECONDS = (1.0, 3.0, 10.0)
+"""Between looks at a first node whose host does not answer; one that answers "refused" is believed at once."""
 _WHY = "sweep"
 
 
@@ -182,9 +184,15 @@ def _rank_serves(settings: Settings, manager: Manager, held: dict[str, Any]) -> 
 
 
 def _open(address: str) -> bool:
+    """Whether somebody listens there; a network that is away for a moment does not end what works for hours."""
     host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_SECONDS).close()
-    except (OSError, ValueError):
-        return False
-    return True
+    for pause in (0.0, *_PATIENCE_SECONDS):
+        time.sleep(pause)
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_SECONDS).close()
+        except (ConnectionRefusedError, ValueError):
+            return False
+        except OSError:
+            continue
+        return True
+    return False

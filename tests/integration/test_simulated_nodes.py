@@ -77,6 +77,18 @@ def test_a_look_at_where_they_meet_is_not_taken_for_a_node(tmp_path):
             assert first.health() == 200
 
 
+def test_many_looks_at_where_they_meet_do_not_fill_it(tmp_path):
+    """A further host's guard looks every two seconds for as long as a point takes; a port's queue holds 128."""
+    meet = free_port()
+    with node(tmp_path, 0, meet) as first, node(tmp_path, 1, meet) as second:
+        first.wait_ready()
+        second.wait_ready()
+        for _ in range(300):
+            with socket.create_connection(("127.0.0.1", meet), timeout=10) as look:
+                assert look.recv(1) == b""
+        assert first.health() == second.health() == 200
+
+
 def reachable(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True

@@ -8,6 +8,7 @@ answers with one byte when all are there, and one when all are up.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -105,7 +106,16 @@ class Meeting:
                 peers.append(peer)
         for peer in peers:
             peer.sendall(b"1")
+        self.server.settimeout(None)
+        threading.Thread(target=self._turn_away, daemon=True).start()
         return peers
+
+    def _turn_away(self) -> None:
+        """As torch's store does with whoever only looks: connections that nobody takes would fill the port's queue."""
+        assert self.server is not None
+        while True:
+            with contextlib.suppress(OSError):
+                self.server.accept()[0].close()
 
     def _join(self) -> socket.socket:
         first = self._connect()

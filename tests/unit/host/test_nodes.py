@@ -100,6 +100,24 @@ def test_a_rank_whose_first_node_is_gone_is_not(settings, monkeypatch, tmp_path,
     assert watch(settings, monkeypatch, Manager(tmp_path, UNIT), looks=3) == ["t"]
 
 
+@pytest.mark.parametrize(("lost", "ended"), [(1, []), (3, []), (4, ["t"])])
+def test_a_first_node_that_does_not_answer_for_a_moment_is_waited_for(
+    settings, monkeypatch, tmp_path, port, lost, ended
+):
+    real, looks = socket.create_connection, iter(range(lost))
+
+    def connect(address, timeout):
+        if next(looks, None) is not None:
+            raise TimeoutError("timed out")
+        return real(address, timeout)
+
+    held(settings, port, silent=True)
+    monkeypatch.setattr(holding.socket, "create_connection", connect)
+    # Its pauses are not looks of the guard.
+    monkeypatch.setattr(holding, "_PATIENCE_SECONDS", (0.0, 0.0, 0.0))
+    assert watch(settings, monkeypatch, Manager(tmp_path, UNIT), looks=9) == ended
+
+
 def test_a_silent_sweep_without_a_rank_here_is_ended(settings, monkeypatch, tmp_path, port):
     held(settings, port, silent=True)
     assert watch(settings, monkeypatch, Manager(tmp_path), looks=3) == ["t"]
