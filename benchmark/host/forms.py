@@ -107,6 +107,13 @@ class Before(TypedDict):
     fingerprints: dict[str, str]
 
 
+class PromotionBegun(TypedDict):
+    configuration: str
+    fingerprint: str
+    before: Before
+    began_at: float
+
+
 class Promoted(TypedDict):
     now: Service | None
     before: Before | None

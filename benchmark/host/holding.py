@@ -131,7 +131,7 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
 
     units = [] if (after or held["after"]) == "stopped" else held["previous"]
     kept.take_back(settings, units, _WHY)
-    said = restore(settings, units, f"{token}-end")
+    said = restore(settings, units, f"{token}-end", alone=True)
     if said["phase"] != "restoring":
         lease.note_end(settings, held)
         lease.drop(settings, held)

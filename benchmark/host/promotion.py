@@ -12,6 +12,8 @@ from .serving import running, serving_units
 from .settings import HostError, Settings, read_json, write_json
 
 _PROMOTED = "promoted.json"
+_UNNOTED = "promotion-begun.json"
+"""What served before a promotion that has not been noted yet."""
 _WHY = "promotion"
 _NOTHING: dict[str, Any] = {"units": [], "fingerprints": {}}
 _IN_SERVICE = "promoted"
@@ -32,7 +34,8 @@ def prepare(settings: Settings, name: str, fingerprint: str, yields: list[str]) 
     """Before a switch to `name`: keep what serves, unless that is what is to serve.
 
     Returns:
-        What is kept, {"units", "fingerprints", "at"}, or {} where nothing else serves.
+        What is kept, {"units", "fingerprints", "at"}; where nothing else serves, what was kept by a promotion that came
+        to serve and was not noted, or {}.
     """
     units = serving_units(settings, manager_for(settings), yields)
     known = running(settings)
@@ -40,9 +43,23 @@ def prepare(settings: Settings, name: str, fingerprint: str, yields: list[str]) 
         unit: known[unit]["ready_fingerprint"] for unit in units if known.get(unit, {}).get("ready_fingerprint")
     }
     if not units or (units == [engine_unit(name)] and fingerprints == {engine_unit(name): fingerprint}):
-        return {}
+        return _unnoted(settings, name, fingerprint) if units else {}
     kept.set_aside(settings, units, _WHY)
-    return {"units": units, "fingerprints": fingerprints, "at": _now()}
+    before = {"units": units, "fingerprints": fingerprints, "at": _now()}
+    begun = {"configuration": name, "fingerprint": fingerprint, "before": before, "began_at": time.time()}
+    write_json(settings.state / _UNNOTED, begun)
+    return before
+
+
+def _unnoted(settings: Settings, name: str, fingerprint: str) -> dict[str, Any]:
+    """Of a promotion to the same that was begun, unless another engine was started here since."""
+    begun = read_json(settings.state / _UNNOTED, form=forms.PromotionBegun)
+    if begun is None or (begun["configuration"], begun["fingerprint"]) != (name, fingerprint):
+        return {}
+    others = [start for unit, start in running(settings).items() if unit != engine_unit(name)]
+    if any(start.get("started_at", 0) > begun["began_at"] for start in others):
+        return {}
+    return begun["before"]
 
 
 def promote(settings: Settings, name: str, fingerprint: str, before: dict[str, Any]) -> dict[str, Any]:
@@ -57,6 +74,7 @@ def promote(settings: Settings, name: str, fingerprint: str, before: dict[str, A
     }
     kept.set_aside(settings, [engine_unit(name)], _IN_SERVICE)
     write_json(settings.state / _PROMOTED, told)
+    (settings.state / _UNNOTED).unlink(missing_ok=True)
     return told | {"changed": True}
 
 

@@ -8,17 +8,26 @@ from typing import Any
 from . import kept, lease
 from .managers import manager_for
 from .services import configuration_of
-from .serving import running
+from .serving import note_start, running
 from .settings import HostError, Settings, read_json, write_json
 from .switch import switch
 
 
 def restore(
-    settings: Settings, units: list[str], token: str, *, seconds: float = 5.0, sweep: str | None = None
+    settings: Settings,
+    units: list[str],
+    token: str,
+    *,
+    seconds: float = 5.0,
+    sweep: str | None = None,
+    alone: bool = False,
 ) -> dict[str, Any]:
     """One step towards these units serving again, as they last did; call again until "restored" or "failed".
 
-    `sweep` as `switch` takes it.
+    Args:
+        sweep: as `switch` takes it.
+        alone: this host goes back by itself. A further node's rank is started then, and not waited for: it answers when
+            its first node does, which may be never.
 
     Returns:
         {"phase": "restoring" | "restored" | "failed", "serving": [units], "waiting_for", "failure", "seconds"}.
@@ -44,7 +53,9 @@ def restore(
     fingerprint, kept_as = last.get("ready_fingerprint", ""), {"node": last.get("node", 0), "gpus": last.get("gpus")}
     said = switch(settings, name, fingerprint, token, yields=[], seconds=seconds, sweep=sweep, **kept_as)
     answer = {key: said[key] for key in ("waiting_for", "failure", "seconds")}
-    if said["phase"] in ("stopping", "starting"):
+    if alone and last.get("node", 0) and said["phase"] == "starting" and manager.state(ours[0]).running:
+        note_start(settings, ours[0], said["start"] | {"ready_fingerprint": fingerprint})
+    elif said["phase"] in ("stopping", "starting"):
         return answer | {"phase": "restoring", "serving": units}
     for unit in others:
         manager.start(unit)

@@ -219,6 +219,22 @@ def test_what_was_spread_comes_back_spread(pair):
     assert pair.ask("/server_info").json()["nnodes"] == 2
 
 
+@pytest.mark.long
+def test_what_is_spread_is_not_stopped_by_a_sweep_that_could_not_bring_it_back(pair):
+    assert pair.play("deploy.yml", config="tp16").returncode == 0
+    for limit, other in (("here", "there"), ("there", "here")):
+        swept = pair.play("sweep.yml", "--limit", limit, configs="ep4", concurrencies="4", interrupt=True)
+        assert swept.returncode != 0
+        assert f"tp16 serves on {limit}, spread over {other} too, which takes no part in this run" in said(swept)
+    assert units(pair) == (["sglang-tp16"], ["sglang-tp16"])
+    assert pair.ask("/health").status_code == 200
+
+    left = pair.play("deploy.yml", "--limit", "here", config="ep4", interrupt=True)
+    assert left.returncode == 0, said(left)
+    assert "tp16 served from here before, spread over there too" in said(left)
+    assert "End it there: playbooks/stop.yml --limit there." in said(left)
+
+
 def test_without_a_name_hosts_of_a_group_must_have_the_same_winner(pair):
     """The first measured tp16 over both; the other one, with another driver then, ep8."""
     assert pair.play("playbooks/promote.yml", rollback=True).returncode != 0  # the tools are there, and nothing serves

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from benchmark.host import engine_http, holding, lease, switch
+from benchmark.host import engine_http, holding, lease, rollback, switch
 from benchmark.host.services import ServiceState
-from benchmark.host.settings import HostError, Settings, write_json
+from benchmark.host.settings import HostError, Settings, read_json, write_json
 
 UNIT = "sglang-tp16"
 
@@ -31,6 +31,9 @@ class Manager:
 
     def stop(self, unit: str) -> None:
         self.running.discard(unit)
+
+    def reload(self) -> None:
+        pass
 
     def units(self) -> list[str]:
         return [UNIT]
@@ -204,6 +207,26 @@ def test_another_sweep_does_not_take_a_host_that_works_for_a_first_node(settings
         holding.begin(settings, "another", "you", "previous", [])
     port.close()
     assert holding.begin(settings, "another", "you", "previous", [])["previous"] == []
+
+
+@pytest.mark.parametrize(("number", "phase"), [(0, "restoring"), (1, "restored")])
+def test_a_host_that_goes_back_alone_does_not_wait_for_a_rank_of_another_ones_engine(
+    settings, monkeypatch, tmp_path, number, phase
+):
+    start = {"configuration": "tp16", "fingerprint": "f", "ready_fingerprint": "f", "node": number, "log_offset": 0}
+    write_json(settings.state / "running.json", {UNIT: start})
+    manager = Manager(tmp_path)
+    for module in (holding, rollback, switch):
+        monkeypatch.setattr(module, "manager_for", lambda _: manager)
+    monkeypatch.setattr(switch, "stop_step", lambda *_: None)
+    monkeypatch.setattr(switch.engine_http, "health", lambda _: "silent")
+    lease.take(settings, {"token": "t", "owner": "you", "after": "previous", "previous": [UNIT], "began_at": 1.0})
+    assert holding.end(settings, "t")["phase"] == phase
+    assert manager.running == {UNIT}
+    assert (lease.current(settings) is None) == (phase == "restored")
+    if number:
+        # The next time it goes back to the same one.
+        assert read_json(settings.state / "running.json")[UNIT]["ready_fingerprint"] == "f"
 
 
 def test_a_lease_that_was_taken_again_is_not_dropped_for_the_old_one(settings, port):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from benchmark.host import promotion
@@ -47,6 +49,21 @@ def test_promoting_what_is_promoted_changes_nothing(settings, monkeypatch):
     assert again["changed"] is False
     assert (again["now"], again["before"]) == (first["now"], first["before"])
     assert promotion.since(settings, "ep8") is None
+
+
+@pytest.mark.parametrize(("since", "kept"), [([], ["sglang-ep8"]), (["sglang-tp8"], [])])
+def test_a_promotion_that_was_not_noted_keeps_what_served_before_it(settings, monkeypatch, since, kept):
+    """The disk was full when it was to be noted; the same again then finds the winner serving already."""
+    serves(settings, monkeypatch, "sglang-ep8", "old", "as it was")
+    promotion.prepare(settings, "ep4", "new", [])
+    serves(settings, monkeypatch, "sglang-ep4", "new", "x")
+    # What was started in between is what served last.
+    others = {unit: {"ready_fingerprint": "y", "started_at": time.time() + 1} for unit in since}
+    write_json(settings.state / "running.json", read_json(settings.state / "running.json") | others)
+    again = promotion.prepare(settings, "ep4", "new", [])
+    assert again.get("units", []) == kept
+    assert (promotion.promote(settings, "ep4", "new", again)["before"] or {}).get("units", []) == kept
+    assert promotion.prepare(settings, "ep4", "new", []) == {}
 
 
 def test_there_is_no_way_back_where_nothing_was_promoted(settings):
