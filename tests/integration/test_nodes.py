@@ -14,6 +14,7 @@ from conftest import BIN, ROOT, free_port, recap, said
 
 from benchmark.campaign import record as rec
 from benchmark.campaign.store import Campaign
+from benchmark.simulator.ledger import Ledger
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +101,25 @@ def test_a_rank_that_cannot_load_fails_the_configuration_by_its_hosts_name(pair)
     assert done.returncode != 0
     assert "tp16 did not start: node 1 (there): " in said(done)
     assert units(pair) == ([], [])
+
+
+@pytest.mark.long
+def test_memory_of_a_gpu_that_no_rank_takes_is_left_alone(pair):
+    half = {"description": "Four GPUs of each", "extends": "tp8", "against": "tp8", "engine": {"nnodes": 2}}
+    pair.variables["sglang_site_configs"] = {"half": half}
+    ledger = pair.folder / "state2/simulated-gpu"
+    ledger.mkdir(parents=True)
+    Ledger(ledger).hold(7, 60 * 2**30, name="python", pid=os.getpid())
+    done = pair.play("deploy.yml", config="half")
+    assert done.returncode == 0, said(done)
+    assert units(pair) == (["sglang-half"], ["sglang-half"])
+    assert pair.play("playbooks/stop.yml").returncode == 0
+    Ledger(ledger).hold(3, 60 * 2**30, name="python", pid=os.getpid())
+    pair.variables["sglang_service_free_seconds"] = 3
+    again = pair.play("deploy.yml", config="half")
+    assert again.returncode != 0
+    assert "half did not start: node 1 (there): " in said(again)
+    assert str(os.getpid()) in said(again)
 
 
 def begun(pair, **variables) -> subprocess.Popen:
