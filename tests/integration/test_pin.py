@@ -13,6 +13,7 @@ from conftest import ROOT, Site, said
 pytestmark = pytest.mark.slow
 
 ENTRY = {"description": "Experts in four groups", "engine": {"tp_size": 8, "ep_size": 4}}
+TRUSTING = {"sglang_configs": {"ep4": ENTRY | {"engine": ENTRY["engine"] | {"trust_remote_code": True}}}}
 STEPS = (("sglang_tools", "defaults.yml"), ("sglang_service", "model.yml"), ("sglang_service", "validate.yml"))
 
 
@@ -31,7 +32,6 @@ def host(site) -> Site:
         "sglang_service_engine": "sglang",
         "sglang_model_path": str(model),
         "sglang_model_fact_path": str(site.folder / "facts.d"),
-        "sglang_tools_verb": [sys.executable, "-m", "benchmark.host", "--settings", str(known)],
         "sglang_configs": {"ep4": ENTRY},
     }
     tasks = [
@@ -49,7 +49,9 @@ TOLD = "{{ {'flags': __sglang_service_flags, 'revision': sglang_service_model_re
 
 
 def validate(host: Site, *arguments: str, **variables):
-    return host.play(str(host.folder / "validate.yml"), *arguments, **variables)
+    # Of these sources, and not of an installation.
+    verb = [sys.executable, "-m", "benchmark.host", "--settings", str(host.folder / "known.json")]
+    return host.play(str(host.folder / "validate.yml"), *arguments, **{"sglang_tools_verb": verb} | variables)
 
 
 def told(host: Site) -> dict:
@@ -81,3 +83,44 @@ def test_a_model_without_a_name_is_refused(host):
     done = validate(host, sglang_model_path="/")
     assert done.returncode == 2
     assert "The model would be served under an empty name on here: sglang_model_path is '/'" in said(done)
+
+
+def test_a_pin_is_held_against_what_lies_there_now(host):
+    model = Path(host.variables["sglang_model_path"])
+    revision = install(host, model)
+    pinned = {"sglang_model_revision": revision[:12]}
+    done = validate(host, **pinned, **TRUSTING)
+    assert done.returncode == 0, said(done)
+    # Whoever replaces the code leaves the host fact as it is.
+    (model / "modeling_kimi.py").write_text("# not as it was looked at\n")
+    for more in ({}, TRUSTING):
+        done = validate(host, **pinned, **more)
+        assert done.returncode == 2
+        assert f"not {revision[:12]} as sglang_model_revision says. See what changed" in said(done)
+
+
+def test_a_pin_counts_on_a_host_that_nobody_looked_at(host):
+    done = validate(host, sglang_model_revision="000000000000", **TRUSTING)
+    assert done.returncode == 2
+    assert "Kimi-K2.6 on here holds revision" in said(done)
+    (Path(host.variables["sglang_model_path"]) / "config.json").unlink()
+    done = validate(host, sglang_model_revision="000000000000", **TRUSTING)
+    assert done.returncode == 2
+    assert "holds no model whose revision can be told" in said(done)
+
+
+def test_the_refusal_of_a_models_own_code_names_what_lies_there(host):
+    revision = install(host, Path(host.variables["sglang_model_path"]))
+    (host.folder / "facts.d/sglang_model.fact").unlink()
+    done = validate(host, **TRUSTING)
+    assert done.returncode == 2
+    told = said(done)
+    assert f"(modeling_kimi.py). Look at it, then pin it in your inventory: sglang_model_revision: {revision}" in told
+
+
+def test_without_the_tools_a_pin_is_refused_but_in_check_mode(host):
+    absent = {"sglang_tools_verb": [str(host.folder / "absent")], "sglang_model_revision": "000000000000"}
+    done = validate(host, **absent)
+    assert done.returncode == 2
+    assert "The tools on here cannot look at" in said(done)
+    assert validate(host, "--check", **absent).returncode == 0
