@@ -51,8 +51,17 @@ def p2p(read: list[list[str]] | None, write: list[list[str]] | None) -> Check:
     for way, matrix in (("read", read), ("write", write or [])):
         for row, cells in enumerate(matrix):
             for column, cell in enumerate(cells):
-                if column > row and cell not in ("OK", "X"):
+                if row == column or cell == "OK":
+                    continue
+                back = matrix[column][row]
+                if cell == back and row < column:
                     refused.setdefault(f"{way} {cell}", []).append(f"{row}-{column}")
+                elif cell != back:
+                    refused.setdefault(f"{way} {cell}", []).append(f"{row} to {column}")
+    if not refused and write is None:
+        return Check(
+            "p2p", "unknown", "read is allowed between every two GPUs; nvidia-smi topo -p2p w could not be read"
+        )
     if not refused:
         return Check("p2p", "ok", "allowed between every two GPUs; that it works, the communication check proves")
     parts = []

@@ -182,7 +182,22 @@ def test_p2p():
     blocked = pcie.p2p([["X", "CNS"], ["CNS", "X"]], fine)
     assert blocked.verdict == "warning"
     assert "read CNS (chipset not supported" in blocked.seen
-    assert "GPUs 0-1" in blocked.seen
+    assert blocked.seen.endswith("between GPUs 0-1")
+
+
+def test_p2p_is_ok_only_where_all_of_it_was_seen():
+    fine = [["X", "OK"], ["OK", "X"]]
+    # The query of writing hung: nobody knows.
+    half = pcie.p2p(fine, None)
+    assert (half.verdict, "topo -p2p w could not be read" in half.seen) == ("unknown", True)
+    # What is refused counts whether or not the rest was seen.
+    assert pcie.p2p([["X", "CNS"], ["CNS", "X"]], None).verdict == "warning"
+    # One way only, either way.
+    for matrix, seen in (([["X", "OK"], ["CNS", "X"]], "1 to 0"), ([["X", "TNS"], ["OK", "X"]], "0 to 1")):
+        assert pcie.p2p(matrix, fine).verdict == pcie.p2p(fine, matrix).verdict == "warning"
+        assert pcie.p2p(matrix, fine).seen.endswith(f"between GPUs {seen}")
+    both = pcie.p2p([["X", "CNS"], ["TNS", "X"]], fine)
+    assert ("read CNS" in both.seen, "read TNS" in both.seen) == (True, True)
 
 
 def test_topology_and_the_pair_to_try_first():
