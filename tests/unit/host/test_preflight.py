@@ -14,6 +14,7 @@ import pytest
 from benchmark.host import bounded, preflight
 from benchmark.host.bounded import Answer
 from benchmark.host.preflight import judge, look
+from benchmark.host.preflight.kernel_log import Log
 from benchmark.host.preflight.look import Seen
 from benchmark.host.settings import Settings, read_json
 
@@ -42,7 +43,7 @@ def a_host(**more) -> Seen:
         "long": answered("host/nvidia-smi/smi_q.txt"),
         "bus_gpus": ["0000:00:06.0", "0000:00:07.0"],
         "lspci": Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir- CmpltRedir-\n"),
-        "kernel_log": [],
+        "kernel_log": Log(),
         "root": True,
         "files": {
             "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  x",
@@ -86,7 +87,7 @@ def test_what_is_wrong_is_found_wherever_it_is():
     sick = a_host(
         query=Answer("ok", query().text.replace("5, 5, 16, 16, 124", "1, 5, 1, 16, 124")),
         lspci=Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir+ CmpltRedir+\n"),
-        kernel_log=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout"],
+        kernel_log=Log(lines=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout"]),
         shm=(64 << 20, 64 << 20),
         ports=[look.Port(setting="sglang_service_port", number=30001, holders=["pid 7 (joe): nginx"])],
     )
@@ -122,7 +123,9 @@ def test_an_nvidia_smi_that_is_silent_leaves_what_the_kernel_and_the_bus_say(sil
     sick = a_host(
         query=silent,
         lspci=Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir+ CmpltRedir+\n"),
-        kernel_log=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout", "AER: Uncorrectable (Fatal) error"],
+        kernel_log=Log(
+            lines=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout", "AER: Uncorrectable (Fatal) error"]
+        ),
         iommu_units=["ivhd0"],
         iommu_types={"0000:00:06.0": "DMA"},
     )

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmark.host import bounded
 from benchmark.host.bounded import ABSENT, Answer
 from benchmark.host.preflight import driver, kernel_log, look, pcie, smi, system
 from benchmark.host.preflight.check import Check, counted, lines, listed
 from benchmark.host.preflight.hints import GRUB, MODPROBE, hints
+from benchmark.host.preflight.kernel_log import Log
 
 GIB = 1 << 30
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22-I3)\n"
@@ -249,7 +251,7 @@ LOST = "kernel: NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>,
     ],
 )
 def test_xid_lines(line, verdict, said):
-    check = kernel_log.xids([line])
+    check = kernel_log.xids(Log(lines=[line]))
     assert (check.verdict, said in check.seen) == (verdict, True)
 
 
@@ -258,8 +260,56 @@ def test_a_log_that_may_not_be_read_is_unknown():
     assert kernel_log.links(None).verdict == "unknown"
 
 
+def test_nothing_found_in_half_a_log_is_unknown():
+    half = Log(begins=302400.0)
+    for check in (kernel_log.xids(half), kernel_log.links(half)):
+        assert check.verdict == "unknown"
+        assert "the journal did not answer, and what is left in dmesg begins 3.5 days after boot" in check.seen
+    assert kernel_log.xids(Log(begins=None)).verdict == "unknown"
+    own = "NVRM: Xid (PCI:0000:06:00): 31, pid=99, name=python, MMU Fault"
+    assert kernel_log.xids(Log(lines=[own], begins=302400.0)).verdict == "unknown"
+    # What is found counts, whatever is missing.
+    assert kernel_log.xids(Log(lines=[GSP], begins=302400.0)).verdict == "fail"
+    assert kernel_log.links(Log(lines=["pcieport: AER: [ 5] SDES (First)"], begins=302400.0)).verdict == "warning"
+
+
+BOOT = "[    0.000000] Linux version 6.8.0"
+LATE = "[ 7203.500000] usb 1-1: new device"
+
+
+@pytest.mark.parametrize(
+    ("journal", "ring", "begins"),
+    [
+        # Nothing matches, and journalctl says so by its status; but it has lines.
+        ("case $* in *--grep*) exit 1;; *) echo 'gpu1 kernel: anything';; esac", f"echo '{LATE}'", 0.0),
+        # A ring buffer that holds all since boot needs no journal.
+        ("exit 1", f"echo '{BOOT}'", 0.0),
+        ("sleep 60", f"echo '{BOOT}'", 0.0),
+        # One that has turned over tells only its span: a journal that hangs, may not be read, or is not there.
+        ("sleep 60", f"echo '{LATE}'", 7203.5),
+        ("exit 0", f"echo '{LATE}'", 7203.5),
+        (None, f"echo '{LATE}'", 7203.5),
+        (None, "echo 'no stamps here'", None),
+    ],
+)
+def test_how_far_back_the_kernel_log_goes(tmp_path, monkeypatch, journal, ring, begins):
+    for name, script in (("journalctl", journal), ("dmesg", ring)):
+        if script is not None:
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+    (tmp_path / "sleep").symlink_to("/bin/sleep")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(look, "run", lambda command: bounded.run(command, seconds=0.3))
+    assert look.kernel_log() == Log(begins=begins)
+
+
+def test_a_kernel_log_that_nobody_tells(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert look.kernel_log() is None
+
+
 def test_the_same_xid_many_times():
-    assert kernel_log.xids([GSP] * 3).seen.endswith("at 0000:c1:00, 3 times")
+    assert kernel_log.xids(Log(lines=[GSP] * 3)).seen.endswith("at 0000:c1:00, 3 times")
 
 
 def test_journal_and_ring_buffer_tell_the_same_lines():
@@ -270,8 +320,8 @@ def test_journal_and_ring_buffer_tell_the_same_lines():
     ring = [f"[  912.1] {aer}", f"[  912.2] {xid}", "[  913.0] NVRM: only here"]
     found = look.merged(journal, ring)
     assert found == [stamp + xid] * 2 + [stamp + aer, "[  913.0] NVRM: only here"]
-    assert kernel_log.xids(found).seen.endswith("at 0000:06:00, 2 times: the programs' own")
-    assert kernel_log.links(found).seen.startswith("1 since boot")
+    assert kernel_log.xids(Log(lines=found)).seen.endswith("at 0000:06:00, 2 times: the programs' own")
+    assert kernel_log.links(Log(lines=found)).seen.startswith("1 since boot")
     # A ring buffer that has turned over has lost some, one that the journal dropped lines of has more.
     assert len(look.merged([], [f"[ 1.0] {xid}", f"[ 2.0] {xid}"])) == 2
 
@@ -279,9 +329,9 @@ def test_journal_and_ring_buffer_tell_the_same_lines():
 def test_links_that_went_down():
     # B15: surprise link down is bit 5 of the AER status.
     line = "pcieport 0000:40:01.1: AER:    [ 5] SDES                   (First)"
-    check = kernel_log.links([line])
+    check = kernel_log.links(Log(lines=[line]))
     assert (check.verdict, "pcie_aspm=off" in check.mend) == ("warning", True)
-    assert kernel_log.links(["pcieport 0000:40:01.1: AER: enabled with IRQ 31"]).verdict == "ok"
+    assert kernel_log.links(Log(lines=["pcieport 0000:40:01.1: AER: enabled with IRQ 31"])).verdict == "ok"
 
 
 # The rest of the host
