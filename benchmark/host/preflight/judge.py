@@ -16,7 +16,7 @@ def judge(seen: Seen, free_memory_bytes: int) -> list[Check]:
     Args:
         free_memory_bytes: a GPU that holds less counts as free.
     """
-    wrong = driver.answers(seen.query, seen.bus_gpus, simulated=seen.simulated)
+    wrong = driver.answers(seen.query, seen.bus_gpus, simulated=seen.simulated, container=seen.container)
     rows = smi.rows(seen.query.text) if wrong is None else []
     if wrong is None and not rows:
         wrong = Check("nvidia_smi", "fail", "nvidia-smi answered a table that cannot be read", "")

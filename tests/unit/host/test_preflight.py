@@ -112,7 +112,10 @@ def test_what_cannot_be_seen_is_unknown_and_not_ok():
 
 
 def test_a_host_without_gpus_is_checked_for_the_rest():
+    # Without nvidia-smi, or with its packages alone.
+    no_driver = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     found = verdicts(a_host(query=Answer("absent"), bus_gpus=[]))
+    assert verdicts(a_host(query=Answer("failed", no_driver, "", 9), bus_gpus=[])) == found
     assert found["gpus"] == "unknown"
     assert {"shm", "limits", "port"} <= set(found)
     assert "fail" not in found.values()

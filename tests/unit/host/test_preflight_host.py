@@ -68,6 +68,23 @@ def test_a_host_without_gpus_is_told_so_and_goes_on():
     assert nothing.seen == "no GPU"
 
 
+NO_DRIVER = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
+    "Make sure that the latest NVIDIA driver is installed and running.\n"
+)
+
+
+def test_an_nvidia_smi_without_a_gpu_is_no_gpu():
+    said = Answer("failed", NO_DRIVER, "", 9)
+    assert driver.answers(said, [], simulated=False) == driver.answers(ABSENT, [], simulated=False)
+    # A GPU whose driver is not loaded, and a container that may not be shown the bus.
+    for told in (
+        driver.answers(said, ["0000:06:00.0"], simulated=False),
+        driver.answers(said, [], simulated=False, container=True),
+    ):
+        assert (told.id, told.verdict, told.mend) == ("nvidia_smi", "fail", "dmesg | grep NVRM")
+
+
 def test_gpus_without_a_driver():
     check = driver.answers(ABSENT, ["0000:06:00.0"] * 8, simulated=False)
     assert (check.verdict, check.seen) == ("fail", "8 NVIDIA GPUs on the PCI bus, and no nvidia-smi")
