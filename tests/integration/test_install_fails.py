@@ -55,3 +55,28 @@ def test_a_download_that_fails_says_why_and_not_the_token(site):
 def test_a_download_that_takes_too_long_says_how_it_goes_on(site):
     told = download(site, "sleep 20", sglang_model_download_seconds=2)
     assert "it did not end within sglang_model_download_seconds (2). Run this again, which goes on" in told
+
+
+@pytest.mark.parametrize("script", ["sleep 60", "trap '' TERM; sleep 60 & wait; wait"])
+def test_an_engine_that_does_not_come_up_is_told_by_its_time_limit(site, script):
+    venv = site.folder / "venv-0.5.11-abcdef01"
+    stand_in(venv / "bin/python", script)
+    told = refused(site, "sglang", "verify.yml", sglang_venv=str(venv), sglang_user="", sglang_verify_seconds=1)
+    assert "it did not end within 1 s (sglang_verify_seconds); look at the disk" in told
+    assert "non-zero return code" not in told
+
+
+def test_an_engine_that_fails_is_told_by_its_last_line(site):
+    venv = site.folder / "venv-0.5.11-abcdef01"
+    stand_in(venv / "bin/python", "echo ImportError: kernels >&2; exit 1")
+    told = refused(site, "sglang", "verify.yml", sglang_venv=str(venv), sglang_user="")
+    assert "does not work for" in told
+    assert "ImportError: kernels What was in use stays in use." in told
+
+
+def test_a_tokenizer_that_does_not_load_in_time(site):
+    python = stand_in(site.folder / "python", "sleep 60")
+    looked = {"rc": 0, "stdout": '{"whole": true, "revision": "0", "python_files": []}'}
+    variables = {"sglang_model_python": python, "sglang_model_user": "", "__sglang_model_load_seconds": 1}
+    told = refused(site, "sglang_model", "load.yml", __sglang_model_look=looked, sglang_model_path="/m", **variables)
+    assert "do not load without a network: it did not end within 1 s; look at the disk" in told
