@@ -41,7 +41,8 @@ def home(site) -> Path:
     (made / "cuda").symlink_to("/usr/local/cuda-13.0")
     # Tools of this test's own, which are taken away too.
     site.tools = site.folder / "tools"
-    site.variables["sglang_home"] = str(made)
+    facts = {f"{name}_fact_path": str(site.folder / name) for name in ("sglang", "sglang_model", "gpu_host")}
+    site.variables |= facts | {"sglang_home": str(made)}
     return made
 
 
@@ -93,3 +94,30 @@ def test_nothing_goes_in_check_mode(site, home):
     told = removed(site, "--check")
     assert str(home) in told.stdout
     assert names(home) == {OURS, "uv", "python", "venv", "cuda"}
+
+
+def test_facts_go_from_where_each_role_writes_its_own(site, home):
+    written = {"sglang": "engine", "sglang_model": "model", "gpu_host": "preflight", "facts.d": "ep4"}
+    for folder, name in written.items():
+        (site.folder / folder).mkdir()
+        (site.folder / folder / f"sglang_{name}.fact").write_text("{}")
+        (site.folder / folder / "of_others.fact").write_text("{}")
+    removed(site, engine=False)
+    # What is told of an engine that stays stays too.
+    assert names(site.folder / "sglang") == {"sglang_engine.fact", "of_others.fact"}
+    removed(site)
+    assert [names(site.folder / folder) for folder in written] == [{"of_others.fact"}] * 4
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_what_we_set_for_the_persistence_daemon_goes(site, home, others):
+    # In check mode: the rest of systemd's is this machine's.
+    site.variables["sglang_service_manager"] = "systemd"
+    folder = site.folder / "systemd/nvidia-persistenced.service.d"
+    folder.mkdir(parents=True)
+    (folder / "10-shardsweep.conf").touch()
+    if others:
+        (folder / "20-site.conf").touch()
+    told = removed(site, "--check", __sglang_service_unit_directory=str(site.folder / "systemd"))
+    gone = folder / "10-shardsweep.conf" if others else folder
+    assert f"changed: [here] => (item={gone})" in told.stdout
