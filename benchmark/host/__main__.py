@@ -246,7 +246,7 @@ def _rolled_back(settings: Settings, options: argparse.Namespace) -> dict[str, A
 def _preflight(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     from .preflight import preflight
 
-    return preflight(settings, options.yields)
+    return preflight(settings, options.yields, options.gpus)
 
 
 def _communication(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("configuration", nargs="?")
         verb.add_argument("--fingerprint", default="")
         verb.add_argument("--token", default="")
-        verb.add_argument("--gpus", default="", help="indices of those that the configuration takes, such as 0,1,2,3")
+        verb.add_argument("--gpus", default="", help="those that are meant, such as 0,1,2,3")
         verb.add_argument("--sweep", default="", help="the token of the sweep that asks")
         verb.add_argument("--interrupt", action="store_true", help="end the sweep that holds the host")
         verb.add_argument("--owner", default="")

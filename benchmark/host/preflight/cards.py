@@ -30,16 +30,25 @@ class Holder(msgspec.Struct, frozen=True):
     """Of an engine of ours, or of a unit that makes room."""
 
 
-def alike(rows: Sequence[Row]) -> Check:
-    """One kind of GPU with the same memory: an engine takes the smallest for all."""
+def alike(rows: Sequence[Row], there: int | None = None) -> Check:
+    """One kind of GPU with the same memory: an engine takes the smallest for all.
+
+    Args:
+        rows: those that an engine may take.
+        there: how many the host has, where that is more.
+    """
+    if not rows:
+        mend = "Set CUDA_VISIBLE_DEVICES in sglang_service_environment to indices of GPUs of this host."
+        return Check("gpus", "fail", f"CUDA_VISIBLE_DEVICES leaves none of {there} GPUs", mend)
+    left = f", of {there} that are there (CUDA_VISIBLE_DEVICES)" if there and there > len(rows) else ""
     kinds: dict[str, list[str]] = {}
     for row in rows:
         kinds.setdefault(f"{row.text('name')}, {row.text('memory.total')}", []).append(row.index)
     if len(kinds) == 1:
-        return Check("gpus", "ok", f"{len(rows)} x {next(iter(kinds))}")
+        return Check("gpus", "ok", f"{len(rows)} x {next(iter(kinds))}{left}")
     told = "; ".join(f"{kind}: GPU {listed(places)}" for kind, places in kinds.items())
     mend = "Set CUDA_VISIBLE_DEVICES in sglang_service_environment to GPUs of one kind."
-    return Check("gpus", "warning", f"unlike GPUs: {told}", mend)
+    return Check("gpus", "warning", f"unlike GPUs: {told}{left}", mend)
 
 
 def all_there(rows: Sequence[Row], on_the_bus: Sequence[str], *, container: bool) -> Check:

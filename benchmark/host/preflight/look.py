@@ -44,6 +44,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the checks judge, as text and plain data; a check's test makes one by hand."""
 
     simulated: bool = False
+    visible: str = ""
+    """CUDA_VISIBLE_DEVICES of every engine here."""
     query: Answer = ABSENT
     topology: Answer = ABSENT
     p2p_read: Answer = ABSENT
@@ -91,7 +93,7 @@ _FILES = (
 )
 
 
-def look(settings: Settings, yields: list[str]) -> Seen:
+def look(settings: Settings, yields: list[str], visible: str = "") -> Seen:
     """Look at everything. Bounded: nvidia-smi has 30 s, other commands 8 s, and they run side by side."""
     simulated = settings.engine == "simulated"
     with ThreadPoolExecutor(10) as pool:
@@ -115,6 +117,7 @@ def look(settings: Settings, yields: list[str]) -> Seen:
         more = {name: future.result() for name, future in asked.items()}
         return Seen(
             simulated=simulated,
+            visible=visible,
             query=answered,
             **more,
             holders=_holders(answered, apps.result(), ours.result()),

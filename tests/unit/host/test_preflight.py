@@ -14,6 +14,7 @@ import pytest
 from benchmark.host import bounded, preflight
 from benchmark.host.bounded import Answer
 from benchmark.host.preflight import judge, look
+from benchmark.host.preflight.cards import Holder
 from benchmark.host.preflight.kernel_log import Log
 from benchmark.host.preflight.look import Seen
 from benchmark.host.settings import Settings, read_json
@@ -109,6 +110,20 @@ def test_what_cannot_be_seen_is_unknown_and_not_ok():
     found = verdicts(blind)
     hidden = {"acs", "xid", "pcie_errors", "topology", "p2p", "recovery", "rebar", "numa", "limits"}
     assert {name for name, verdict in found.items() if verdict == "unknown"} == hidden
+
+
+def test_gpus_that_no_engine_takes_are_not_judged():
+    xorg = Holder(99, "/usr/lib/xorg/Xorg", "0")
+    text = query().text.replace("143771 MiB, 0 MiB", "143771 MiB, 4096 MiB", 1).replace("NVIDIA H200", "NVIDIA L4", 1)
+    busy = {"query": Answer("ok", text), "holders": [xorg]}
+    everywhere = {check.id: check for check in judge.judge(a_host(**busy), GIB)}
+    assert (everywhere["memory"].verdict, everywhere["gpus"].verdict) == ("fail", "warning")
+    second = {check.id: check for check in judge.judge(a_host(**busy, visible="1"), GIB)}
+    assert (second["memory"].verdict, second["gpus"].verdict) == ("ok", "ok")
+    assert second["gpus"].seen == "1 x NVIDIA H200, 143771 MiB, of 2 that are there (CUDA_VISIBLE_DEVICES)"
+    assert second["all_gpus"].seen == "2 answer, 2 on the PCI bus"
+    assert verdicts(a_host(**busy, visible="0"))["memory"] == "fail"
+    assert verdicts(a_host(visible="7"))["gpus"] == "fail"
 
 
 def test_a_host_without_gpus_is_checked_for_the_rest():
