@@ -416,6 +416,24 @@ def test_processors():
 _GRUB = 'GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=pt"\nGRUB_CMDLINE_LINUX=""\n'
 
 
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ('GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=pt" # ours', '"quiet iommu=off amd_iommu=off" # ours'),
+        ("GRUB_CMDLINE_LINUX_DEFAULT='quiet'  # it's \"ours\"", "'quiet iommu=off amd_iommu=off'  # it's \"ours\""),
+        ("GRUB_CMDLINE_LINUX_DEFAULT=quiet", '"quiet iommu=off amd_iommu=off"'),
+        ("GRUB_CMDLINE_LINUX_DEFAULT=", '"iommu=off amd_iommu=off"'),
+    ],
+)
+def test_a_hint_changes_the_line_that_is_there(line, hint):
+    found = hints([Check("iommu", "warning", "")], {GRUB: f"{line}\n"}, "quiet", "amd")
+    # One assignment and not two: the last one would win.
+    assert [text for text in found if text.startswith(("-G", "+G"))] == [
+        f"-{line}",
+        f"+GRUB_CMDLINE_LINUX_DEFAULT={hint}",
+    ]
+
+
 def test_hints_are_a_diff():
     checks = [Check("iommu", "warning", "translates"), Check("hmm", "ok", "on; ...")]
     found = hints(checks, {GRUB: _GRUB}, "quiet iommu=pt", "amd")
