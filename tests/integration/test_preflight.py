@@ -123,6 +123,15 @@ def test_a_bare_host_in_check_mode(tmp_path):
     assert not (tmp_path / "facts.d").exists()
 
 
+def test_check_mode_where_the_tools_are_writes_nothing(tmp_path):
+    settings(tmp_path)
+    answer = play(tmp_path, "--check")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "8 x NVIDIA RTX PRO 6000 Blackwell Server Edition" in answer.stdout
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["settings.json"]
+    assert not (tmp_path / "facts.d").exists()
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed beside the tests")
 def test_all_reduces_by_gloo(tmp_path):
     settings(tmp_path, engine="sglang", nvidia_smi=[str(tmp_path / "absent")])
