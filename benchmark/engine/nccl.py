@@ -177,7 +177,7 @@ _DEBUG = Rule(
 _HOME = Rule(
     "nccl-file-home",
     "A file's whole path",
-    "Only a shell makes a home folder of `~`. NCCL opens the path as it is written, and there is no folder of that name.",
+    "Only a shell makes a home folder of `~`. NCCL opens the path as it is written, and no folder has that name.",
     "NCCL docs/userguide/source/env.rst, NCCL_DEBUG_FILE",
     None,
     "Write the path from the root on, such as /var/log/nccl.%h.%p.log.",
