@@ -174,6 +174,14 @@ _DEBUG = Rule(
     None,
     "Write INFO to record the transports once, WARN otherwise.",
 )
+_HOME = Rule(
+    "nccl-file-home",
+    "A file's whole path",
+    "Only a shell makes a home folder of `~`. NCCL opens the path as it is written, and no folder has that name.",
+    "NCCL docs/userguide/source/env.rst, NCCL_DEBUG_FILE",
+    None,
+    "Write the path from the root on, such as /var/log/nccl.%h.%p.log.",
+)
 _GRAPH_FILE = Rule(
     "nccl-graph-file",
     "A graph file needs every group to span all its GPUs",
@@ -212,7 +220,7 @@ _UNKNOWN = Rule(
 
 RULES = (
     _NAME, _CONTROL, _VALUE, _BOOLEAN, _NUMBER, _LEVEL, _OLD_LEVEL, _P2P_CONTRADICTION, _ALGO, _PROTO, _LL128,
-    _DEBUG, _GRAPH_FILE, _SOCKETS, _CHANNELS, _UNKNOWN,
+    _DEBUG, _HOME, _GRAPH_FILE, _SOCKETS, _CHANNELS, _UNKNOWN,
 )  # fmt: skip
 
 
@@ -287,6 +295,8 @@ def _nccl_value(name: str, value: Any, text: str) -> tuple[str, list[Verdict]]:
         return _elements(name, text, _ALGORITHMS, _ALGO)
     if name == "NCCL_PROTO":
         return _elements(name, text, _PROTOCOLS, _PROTO)
+    if name in _TEXTS and name.endswith("_FILE") and text.startswith("~"):
+        return "", [_HOME.verdict("reject", f"{name}='{text}': NCCL does not read ~ as a home folder.")]
     if name == "NCCL_DEBUG":
         if text.strip().upper() in _DEBUG_LEVELS:
             return text.strip().upper(), []

@@ -246,7 +246,7 @@ def _rolled_back(settings: Settings, options: argparse.Namespace) -> dict[str, A
 def _preflight(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     from .preflight import preflight
 
-    return preflight(settings, options.yields)
+    return preflight(settings, options.yields, options.gpus, keep=not options.look_only)
 
 
 def _communication(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("configuration", nargs="?")
         verb.add_argument("--fingerprint", default="")
         verb.add_argument("--token", default="")
-        verb.add_argument("--gpus", default="", help="indices of those that the configuration takes, such as 0,1,2,3")
+        verb.add_argument("--gpus", default="", help="those that are meant, such as 0,1,2,3")
         verb.add_argument("--sweep", default="", help="the token of the sweep that asks")
         verb.add_argument("--interrupt", action="store_true", help="end the sweep that holds the host")
         verb.add_argument("--owner", default="")
@@ -321,6 +321,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--yields", nargs="*", default=[])
         verb.add_argument("--seconds", type=float, default=5.0, help="how long to look")
         verb.add_argument("--node", type=int, default=0, help="which of several nodes this host is")
+        verb.add_argument("--look-only", action="store_true", help="write nothing of what is seen")
         verb.add_argument("--anew", action="store_true", help="start again what runs as wanted")
         verb.add_argument("--make-room", action="store_true", help="stop what runs, and start nothing yet")
         verb.add_argument("--spread", action="store_true", help="other hosts go back with this one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -155,6 +156,30 @@ _Placed = TypeVar("_Placed", Gpu, Busy)
 def among(found: list[_Placed], places: list[int] | None) -> list[_Placed]:
     """Those of these indices; all where none are said."""
     return found if places is None else [gpu for gpu in found if gpu.index in places]
+
+
+def visible(named: object, count: int, uuids: Sequence[str] = ()) -> list[int]:
+    """Indices of the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; all where it says nothing.
+
+    As CUDA reads it (CUDA C++ Programming Guide, environment variables): indices, or UUIDs by their first characters;
+    it ends at the first that does not exist.
+
+    Args:
+        named: the variable's value.
+        count: GPUs that there are.
+        uuids: theirs, by index, as far as they are known.
+    """
+    text = "" if named is None else str(named).strip()
+    if not text:
+        return list(range(count))
+    found: list[int] = []
+    for part in map(str.strip, text.split(",")):
+        places = [place for place, uuid in enumerate(uuids) if part.startswith("GPU-") and uuid.startswith(part)]
+        place = int(part) if part.isdecimal() else places[0] if len(places) == 1 else count
+        if place >= count or place in found:
+            break
+        found.append(place)
+    return found
 
 
 def holders(settings: Settings) -> list[Holder]:

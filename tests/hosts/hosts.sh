@@ -6,11 +6,12 @@
 #   hosts.sh down NAME...                    stop and remove hosts
 #   hosts.sh clean                           remove every host, image and mount that this made
 #   hosts.sh tidy                            the same, if no host is left: another checkout may use some
-# It needs root on a Debian or Ubuntu machine, and installs podman and mmdebstrap there. Read README.md first.
+# It needs root on a Debian or Ubuntu machine, and installs podman and mmdebstrap there. Read README.md first. Where there
+# is a registry, TEST_HOSTS_IMAGES="SUITE=IMAGE ..." names images with systemd to pull instead.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export TEST_HOSTS_STATE=${TEST_HOSTS_STATE:-/var/lib/shardsweep-hosts}
-run=/run/shardsweep-hosts storage=$TEST_HOSTS_STATE/storage
+run=${TEST_HOSTS_RUN:-/run/shardsweep-hosts} storage=$TEST_HOSTS_STATE/storage
 keys=${TEST_HOSTS_KEYS:-$here/../../.shardsweep/hosts}
 export PATH="$here/bin:$PATH" LC_ALL=C DEBIAN_FRONTEND=noninteractive
 network=shardsweep-hosts label=shardsweep-hosts=1
@@ -108,6 +109,27 @@ prepare() {
   [ -e "$keys/key" ] || ssh-keygen -q -t ed25519 -N '' -C shardsweep-hosts -f "$keys/key"
 }
 
+named_image() { # the image that TEST_HOSTS_IMAGES names for suite $1; nothing where it names none
+  local entry
+  for entry in ${TEST_HOSTS_IMAGES:-}; do
+    if [ "${entry%%=*}" = "$1" ] && [ "$entry" != "$1" ]; then echo "${entry#*=}"; return; fi
+  done
+}
+
+complete() { # in host $1, what an image that was not made here may lack: packages, the user, the umask of sessions
+  podman exec -i "$1" sh -s -- "${packages//,/ }" <<'SCRIPT'
+set -e
+export DEBIAN_FRONTEND=noninteractive
+dpkg-query -W $1 >/dev/null 2>&1 || { apt-get update -qq; apt-get install -y -qq --no-install-recommends $1 >/dev/null; }
+id ops >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --groups sudo ops
+echo ops:ops | chpasswd
+for file in /etc/pam.d/common-session /etc/pam.d/common-session-noninteractive; do
+  grep -q pam_umask "$file" || echo "session optional pam_umask.so" >> "$file"
+done
+systemctl start ssh.service
+SCRIPT
+}
+
 machine_settings() { # what this machine needs to fetch packages, into folder $1: apt, certificates, pip
   local file
   mkdir -p "$1/etc/apt/apt.conf.d" "$1/usr/local/share/ca-certificates"
@@ -180,15 +202,21 @@ disk() { # $run/disks/NAME: a small disk, which a reboot of its host keeps
 }
 
 up() {
-  local name=$1 suite=$2 address=$3 umask=${4:-022} megabytes=${5:-} volume=() home
-  image "$suite"
+  local name=$1 suite=$2 address=$3 umask=${4:-022} megabytes=${5:-} volume=() home named
+  named=$(named_image "$suite")
+  if [ -z "$named" ]; then
+    image "$suite"
+  elif ! podman image exists "$named"; then
+    persist podman pull -q "$named" >/dev/null
+  fi
   # A fixed hardware address: after a reboot this machine would still talk to the old one.
   if [ "$(podman container inspect -f '{{.State.Running}}' "$name" 2>/dev/null)" != true ]; then
     podman rm -f -i "$name" >/dev/null 2>&1 || true
     if [ -n "$megabytes" ]; then disk "$name" "$megabytes"; volume=(--volume "$run/disks/$name:/srv"); fi
     podman run -d --name "$name" --hostname "$name" --label "$label" --network "$network" --ip "$address" \
       --mac-address "$(printf '02:53:57:00:00:%02x' "${address##*.}")" --systemd=always --shm-size=2g "${volume[@]}" \
-      --cap-add="$capabilities" "localhost/shardsweep-host:$suite" >/dev/null
+      --cap-add="$capabilities" "${named:-localhost/shardsweep-host:$suite}" >/dev/null
+    if [ -n "$named" ]; then complete "$name"; fi
   fi
   wait_for "$name"
   # As hardening guides have it: for everybody, root by sudo included.
@@ -228,5 +256,5 @@ case ${1:-} in
   tidy) [ -e "$TEST_HOSTS_STATE/storage.conf" ] || exit 0
     left=$(podman ps -a --filter "label=$label" --format '{{.Names}}' | xargs)
     if [ -n "$left" ]; then say "left as it is, since there are still $left"; else clean; fi;;
-  *) sed -n '2,9p' "$0" >&2; exit 2;;
+  *) sed -n '2,10p' "$0" >&2; exit 2;;
 esac

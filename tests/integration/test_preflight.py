@@ -93,6 +93,15 @@ def test_a_host_in_good_order_twice(tmp_path):
     assert "changed=0" in second.stdout, second.stdout
 
 
+def test_the_gpus_that_the_inventory_names_are_judged(tmp_path):
+    settings(tmp_path)
+    named = {"sglang_service_environment": {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}}
+    answer = play(tmp_path, "-e", json.dumps(named))
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    told = " ".join(answer.stdout.split())
+    assert "4 x NVIDIA RTX PRO 6000 Blackwell Server Edition, 97887 MiB, of 8 that are there" in told
+
+
 def test_a_host_that_is_not_fit(tmp_path):
     smi = tmp_path / "nvidia-smi"
     smi.write_text(SICK)
@@ -111,6 +120,15 @@ def test_a_bare_host_in_check_mode(tmp_path):
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "so nothing was checked" in answer.stdout
     assert "changed=0" in answer.stdout
+    assert not (tmp_path / "facts.d").exists()
+
+
+def test_check_mode_where_the_tools_are_writes_nothing(tmp_path):
+    settings(tmp_path)
+    answer = play(tmp_path, "--check")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "8 x NVIDIA RTX PRO 6000 Blackwell Server Edition" in answer.stdout
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["settings.json"]
     assert not (tmp_path / "facts.d").exists()
 
 

@@ -88,7 +88,7 @@ def communication(settings: Settings, said: Mapping[str, Any], token: str, *, se
             raise HostError("Another communication check is under way. Wait for it, at most a few minutes.")
         found = gpus.gpus(settings)
         host = known_host([{"name": gpu.name} for gpu in found])
-        planned = plan(spec, len(found), _farthest(settings, len(found)), host)
+        planned = plan(spec, len(found), _links(settings, len(found)), host, [gpu.uuid for gpu in found])
         if not planned:
             return _unneeded("one GPU: nobody to talk to")
         state = _start(settings, planned, spec, token)
@@ -115,29 +115,36 @@ def _spec(said: Mapping[str, Any]) -> Spec:
     return spec
 
 
-def _farthest(settings: Settings, count: int) -> tuple[int, int]:
-    """The two GPUs that are farthest apart."""
+def _links(settings: Settings, count: int) -> smi.Topology | None:
     told = run_command([*settings.nvidia_smi, "topo", "-m"], environment=settings.environment) if count else None
-    return pcie.worst_pair(smi.topology(told.text) if told else None, count)
+    return smi.topology(told.text) if told else None
 
 
-def plan(spec: Spec, count: int, pair: tuple[int, int], host: Host | None = None) -> list[Planned]:
+def plan(
+    spec: Spec, count: int, links: smi.Topology | None, host: Host | None = None, uuids: Sequence[str] = ()
+) -> list[Planned]:
     """For each environment a pair (the two GPUs farthest apart), the groups that its configurations form, and all
-    GPUs; equal environments once.
+    GPUs; equal environments once. Only GPUs that the environment's CUDA_VISIBLE_DEVICES leaves are taken.
 
     Without a GPU the ranks use gloo: that proves the check, not the host. One GPU has nobody to talk to.
+
+    Args:
+        count: GPUs that the host has.
+        links: between them, which tell the pair; the first and the last without.
+        uuids: theirs, by index.
     """
-    if count == 1:
-        return []
     alike: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in spec.runs:
         kept = {name: text for name, text in run.environment.items() if name.startswith(_PASSED_ON)}
         alike.setdefault(tuple(sorted(kept.items())), []).append(run)
     planned = []
     for environment, runs in alike.items():
-        sent = _messages(spec, [run.engine for run in runs], count, host)
-        groups = [list(pair)] if count else [[]]
-        groups += [list(range(size)) for size in sorted({*sent.groups, count}) if 2 < size <= count]
+        visible = gpus.visible(dict(environment).get("CUDA_VISIBLE_DEVICES"), count, uuids)
+        if count and len(visible) < 2:
+            continue
+        sent = _messages(spec, [run.engine for run in runs], len(visible), host)
+        groups = [list(pcie.worst_pair(links, count, visible))] if count else [[]]
+        groups += [visible[:size] for size in sorted({*sent.groups, len(visible)}) if 2 < size <= len(visible)]
         requests = [_request(spec, sent, dict(environment), members, count) for members in groups]
         if not count:
             requests.append(msgspec.structs.replace(requests[0], ranks=max(2, spec.ranks_without_gpu)))

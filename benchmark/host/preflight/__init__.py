@@ -17,15 +17,20 @@ HOST_FILE = "host.json"
 """In the state folder: what is known of the host. The preflight writes its part, the communication check its own."""
 
 
-def preflight(settings: Settings, yields: list[str]) -> dict[str, Any]:
+def preflight(settings: Settings, yields: list[str], visible: str = "", *, keep: bool = True) -> dict[str, Any]:
     """Look at the host, judge, remember.
+
+    Args:
+        yields: units that make room for a start.
+        visible: CUDA_VISIBLE_DEVICES of every engine here; the GPUs that it leaves out are not judged.
+        keep: remember it; check mode does not.
 
     Returns:
         {"checks": [{"id", "verdict", "seen", "mend"}], "counts": {verdict: number}, "lines": [text for people],
         "hints": [lines of a diff], "gpus": [{"index", "bus_id", "pcie_width", ...}], "topology": text or None,
         "simulated": bool, "seen_at": time, "fact": what changes only when the host does}.
     """
-    seen = look.look(settings, yields)
+    seen = look.look(settings, yields, visible)
     checks = judge.judge(seen, settings.free_memory_bytes)
     answer = {
         "checks": msgspec.to_builtins(checks),
@@ -38,7 +43,8 @@ def preflight(settings: Settings, yields: list[str]) -> dict[str, Any]:
         "fact": judge.fact(seen, checks),
         "seen_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
     }
-    remember(settings, {key: value for key, value in answer.items() if key not in ("lines", "hints", "fact")})
+    if keep:
+        remember(settings, {key: value for key, value in answer.items() if key not in ("lines", "hints", "fact")})
     return answer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -13,6 +14,8 @@ BUSY_PERCENT = 20.0
 """From this utilization on a link must run at its full generation; below, power saving lowers it."""
 _STUCK_PERCENT, _STUCK_SHARE = 95.0, 0.4
 _LOW_POWER = 0.8
+_HAS_NO_MODE = ("[N/A]", "N/A", "[Not Supported]")
+"""Of a card that cannot be cut into MIG instances; anything else that is no word is a card that does not tell."""
 # nvmlClocksEventReasons: SW thermal, HW slowdown, HW thermal, HW power brake.
 _SLOWED = {0x20: "hot", 0x08: "hardware slowdown", 0x40: "hot (hardware)", 0x80: "power brake"}
 
@@ -27,16 +30,25 @@ class Holder(msgspec.Struct, frozen=True):
     """Of an engine of ours, or of a unit that makes room."""
 
 
-def alike(rows: Sequence[Row]) -> Check:
-    """One kind of GPU with the same memory: an engine takes the smallest for all."""
+def alike(rows: Sequence[Row], there: int | None = None) -> Check:
+    """One kind of GPU with the same memory: an engine takes the smallest for all.
+
+    Args:
+        rows: those that an engine may take.
+        there: how many the host has, where that is more.
+    """
+    if not rows:
+        mend = "Set CUDA_VISIBLE_DEVICES in sglang_service_environment to indices of GPUs of this host."
+        return Check("gpus", "fail", f"CUDA_VISIBLE_DEVICES leaves none of {there} GPUs", mend)
+    left = f", of {there} that are there (CUDA_VISIBLE_DEVICES)" if there and there > len(rows) else ""
     kinds: dict[str, list[str]] = {}
     for row in rows:
         kinds.setdefault(f"{row.text('name')}, {row.text('memory.total')}", []).append(row.index)
     if len(kinds) == 1:
-        return Check("gpus", "ok", f"{len(rows)} x {next(iter(kinds))}")
+        return Check("gpus", "ok", f"{len(rows)} x {next(iter(kinds))}{left}")
     told = "; ".join(f"{kind}: GPU {listed(places)}" for kind, places in kinds.items())
     mend = "Set CUDA_VISIBLE_DEVICES in sglang_service_environment to GPUs of one kind."
-    return Check("gpus", "warning", f"unlike GPUs: {told}", mend)
+    return Check("gpus", "warning", f"unlike GPUs: {told}{left}", mend)
 
 
 def all_there(rows: Sequence[Row], on_the_bus: Sequence[str], *, container: bool) -> Check:
@@ -101,24 +113,35 @@ def mig(rows: Sequence[Row]) -> Check:
     if cut:
         mend = f"nvidia-smi -i {','.join(cut)} -mig 0"
         return Check("mig", "fail", f"GPU {listed(cut)} is cut into MIG instances; the mode outlives a reboot", mend)
-    return Check("mig", "ok", "off")
+    able = [row for row in rows if row.cells.get("mig.mode.current") not in _HAS_NO_MODE]
+    return _untold("mig", able, "mig.mode.current") or Check("mig", "ok", "off")
+
+
+def _untold(check: str, rows: Sequence[Row], field: str) -> Check | None:
+    """`unknown` where a GPU does not tell: a driver in trouble, or one without that field."""
+    silent = [row.index for row in rows if row.text(field) is None]
+    return Check(check, "unknown", f"not told for GPU {listed(silent)}") if silent else None
 
 
 def ecc(rows: Sequence[Row]) -> Check:
-    errors = [row.index for row in rows if row.number("ecc.errors.uncorrected.volatile.total")]
+    counter = "ecc.errors.uncorrected.volatile.total"
+    errors = [row.index for row in rows if row.number(counter)]
     if errors:
         mend = f"nvidia-smi --gpu-reset -i {','.join(errors)}; if errors come back, the card is to be replaced"
         return Check("ecc", "fail", f"uncorrected memory errors on GPU {listed(errors)} since the driver started", mend)
     modes: dict[str, list[str]] = {}
     for row in rows:
         modes.setdefault((row.text("ecc.mode.current") or "not told").lower(), []).append(row.index)
-    told = "; ".join(f"GPU {listed(places)} {mode}" for mode, places in modes.items())
-    if set(modes) == {"enabled"}:
-        return Check("ecc", "ok", "on, no uncorrected error")
-    if set(modes) == {"not told"}:
-        return Check("ecc", "unknown", "not told")
-    mend = "nvidia-smi -e 1, then reboot: without ECC a flipped bit changes answers and nobody is told"
-    return Check("ecc", "warning", told, mend)
+    if set(modes) - {"enabled", "not told"}:
+        told = "; ".join(f"GPU {listed(places)} {mode}" for mode, places in modes.items())
+        mend = "nvidia-smi -e 1, then reboot: without ECC a flipped bit changes answers and nobody is told"
+        return Check("ecc", "warning", told, mend)
+    if silent := _untold("ecc", rows, "ecc.mode.current"):
+        return silent
+    uncounted = [row.index for row in rows if row.number(counter) is None]
+    if uncounted:
+        return Check("ecc", "unknown", f"on, and GPU {listed(uncounted)} does not tell its errors")
+    return Check("ecc", "ok", "on, no uncorrected error")
 
 
 def persistence(rows: Sequence[Row]) -> Check:
@@ -126,7 +149,7 @@ def persistence(rows: Sequence[Row]) -> Check:
     if off:
         mend = "systemctl enable --now nvidia-persistenced && nvidia-smi -pm 1 (or -e gpu_host_persistence=true)"
         return Check("persistence", "warning", f"off on GPU {listed(off)}: every start loads the driver anew", mend)
-    return Check("persistence", "ok", "on")
+    return _untold("persistence", rows, "persistence_mode") or Check("persistence", "ok", "on")
 
 
 def power(rows: Sequence[Row]) -> Check:
@@ -139,8 +162,6 @@ def power(rows: Sequence[Row]) -> Check:
         limits.setdefault(f"{limit:.0f} W", []).append(row.index)
         if usual and limit < _LOW_POWER * usual:
             low.append(f"GPU {row.index} {limit:.0f} of {usual:.0f} W")
-    if not limits:
-        return Check("power_limit", "unknown", "not told")
     if low:
         mend = "nvidia-smi -pl WATTS: half the power costs up to 30 % of the throughput of many users"
         return Check("power_limit", "warning", "; ".join(low), mend)
@@ -149,25 +170,27 @@ def power(rows: Sequence[Row]) -> Check:
         return Check(
             "power_limit", "warning", f"unequal, and the slowest sets the pace: {told}", "nvidia-smi -pl WATTS"
         )
-    return Check("power_limit", "ok", f"{next(iter(limits))} on every GPU")
+    return _untold("power_limit", rows, "power.limit") or Check(
+        "power_limit", "ok", f"{next(iter(limits))} on every GPU"
+    )
 
 
 def slowed(rows: Sequence[Row]) -> Check:
     """Clocks held down by heat or by the power supply at this moment."""
-    held = []
+    held, untold = [], []
     for row in rows:
         told = row.text("clocks_event_reasons.active") or ""
-        reasons = int(told, 16) if told.lower().startswith("0x") and _is_hexadecimal(told) else 0
-        words = [word for bit, word in _SLOWED.items() if reasons & bit]
+        if not re.fullmatch(r"0[xX][0-9a-fA-F]+", told):
+            untold.append(row.index)
+            continue
+        words = [word for bit, word in _SLOWED.items() if int(told, 16) & bit]
         if words:
             held.append(f"GPU {row.index}: {', '.join(words)}")
     if held:
         return Check("slowed", "warning", "; ".join(held), "Look at fans, inlet temperature and power cables.")
+    if untold:
+        return Check("slowed", "unknown", f"not told for GPU {listed(untold)}")
     return Check("slowed", "ok", "no GPU is held down by heat or power")
-
-
-def _is_hexadecimal(told: str) -> bool:
-    return all(char in "0123456789abcdefABCDEF" for char in told[2:]) and len(told) > 2
 
 
 def memory(rows: Sequence[Row], holders: Sequence[Holder], free_bytes: int) -> Check:
@@ -211,16 +234,22 @@ def _amounts(rows: Sequence[Row]) -> str:
 
 def stuck(rows: Sequence[Row], holders: Sequence[Holder]) -> Check:
     """After a hung collective a GPU spins: full utilization at little power, and no process to be seen."""
-    spinning = []
+    spinning, untold = [], []
     for row in rows:
         if _on(row, holders):
             continue
         busy, watts, limit = (row.number(f) for f in ("utilization.gpu", "power.draw", "power.limit"))
-        if busy is not None and watts and limit and busy >= _STUCK_PERCENT and watts < _STUCK_SHARE * limit:
+        if busy is not None and busy < _STUCK_PERCENT:
+            continue
+        if busy is None or watts is None or not limit:
+            untold.append(row.index)
+        elif watts < _STUCK_SHARE * limit:
             spinning.append(row.index)
     if spinning:
         mend = f"nvidia-smi --gpu-reset -i {','.join(spinning)}, or reboot"
         return Check("stuck", "fail", f"GPU {listed(spinning)} spins at little power and no process shows it", mend)
+    if untold:
+        return Check("stuck", "unknown", f"GPU {listed(untold)} does not tell its utilization and power")
     return Check("stuck", "ok", "no GPU spins by itself")
 
 

@@ -13,11 +13,18 @@ CUDA_13_DRIVER = (580, 65)
 """The first driver branch that runs CUDA 13.0 (580.65.06)."""
 _BLACKWELL = 10
 _MISMATCH = "Driver/library version mismatch"
+_NO_DRIVER = "couldn't communicate with the NVIDIA driver"
+"""nvidia-smi (exit 9) without the kernel module, with or without a GPU: its packages alone are no GPU."""
 _HOLD = "apt-mark hold 'nvidia-*' 'libnvidia-*' (or your distribution's version lock)"
 
 
-def answers(query: Answer, on_the_bus: Sequence[str], *, simulated: bool) -> Check | None:
-    """What is wrong with nvidia-smi itself; None where it answered."""
+def answers(query: Answer, on_the_bus: Sequence[str], *, simulated: bool, container: bool = False) -> Check | None:
+    """What is wrong with nvidia-smi itself; None where it answered.
+
+    Args:
+        on_the_bus: NVIDIA GPUs that the PCI bus shows.
+        container: this is one, which may not be shown the bus: that it shows none tells nothing then.
+    """
     if query.state == "hung":
         mend = "dmesg | grep Xid; a GPU that is stuck needs a reset or a reboot. Start nothing before."
         return Check("nvidia_smi", "fail", f"{query.error}: the driver is in trouble", mend)
@@ -27,6 +34,8 @@ def answers(query: Answer, on_the_bus: Sequence[str], *, simulated: bool) -> Che
         mend = f"Reboot (or unload and load the nvidia modules); then {_HOLD}"
         return Check("nvidia_smi", "fail", f"{_MISMATCH}: packages were upgraded under the loaded module", mend)
     nothing = query.state == "absent" or "No devices were found" in said
+    # Where the bus shows no GPU either there is none; a GPU without its driver is the case below.
+    nothing = nothing or (_NO_DRIVER in said and not on_the_bus and not container and not simulated)
     if nothing and on_the_bus:
         mend = "Install the driver (apt install nvidia-open) and look at: dmesg | grep NVRM"
         seen = f"{len(on_the_bus)} NVIDIA GPUs on the PCI bus, and " + (

@@ -10,7 +10,11 @@ from .check import Check
 from .pcie import iommu_is_off
 
 GRUB, MODPROBE = "/etc/default/grub", "/etc/modprobe.d/shardsweep-nvidia.conf"
-_LINE = re.compile(r'^(GRUB_CMDLINE_LINUX(?:_DEFAULT)?=)(["\'])(.*)\2\s*$')
+# As a shell reads it: in quotes or one bare word, and perhaps a comment.
+_LINE = re.compile(
+    r"""^(?P<name>GRUB_CMDLINE_LINUX(?:_DEFAULT)?=)(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<bare>[^\s"'#]*))"""
+    r"""(?P<rest>\s*|\s+\#.*)$"""
+)
 _AFTER = "Then: update-grub (or grub2-mkconfig), update-initramfs -u (or dracut -f), and a reboot when it suits you."
 
 
@@ -45,8 +49,10 @@ def _with_options(grub: str, options: Sequence[str]) -> str:
     match = _LINE.match(lines[place])
     if match is None:
         return grub
-    kept = [word for word in match.group(3).split() if not re.match(r"(?:amd_|intel_)?iommu=", word)]
-    lines[place] = f"{match.group(1)}{match.group(2)}{' '.join([*kept, *options])}{match.group(2)}"
+    words = (match["quoted"] or match["bare"] or "").split()
+    kept = [word for word in words if not re.match(r"(?:amd_|intel_)?iommu=", word)]
+    quote = match["quote"] or '"'
+    lines[place] = f"{match['name']}{quote}{' '.join([*kept, *options])}{quote}{match['rest'].rstrip()}"
     return "\n".join(lines) + "\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .. import gpus
 from . import cards, driver, kernel_log, pcie, smi, system
 from .check import Check
 from .look import Seen
@@ -16,7 +17,7 @@ def judge(seen: Seen, free_memory_bytes: int) -> list[Check]:
     Args:
         free_memory_bytes: a GPU that holds less counts as free.
     """
-    wrong = driver.answers(seen.query, seen.bus_gpus, simulated=seen.simulated)
+    wrong = driver.answers(seen.query, seen.bus_gpus, simulated=seen.simulated, container=seen.container)
     rows = smi.rows(seen.query.text) if wrong is None else []
     if wrong is None and not rows:
         wrong = Check("nvidia_smi", "fail", "nvidia-smi answered a table that cannot be read", "")
@@ -31,9 +32,16 @@ def judge(seen: Seen, free_memory_bytes: int) -> list[Check]:
 
 
 def _cards(seen: Seen, rows: Sequence[smi.Row], free_memory_bytes: int) -> list[Check]:
-    told = smi.details(seen.long.text)
-    found = [
-        cards.alike(rows),
+    taken = gpus.visible(seen.visible, len(rows), [row.cells.get("uuid", "") for row in rows])
+    there, told = len(rows), smi.details(seen.long.text)
+    if len(taken) < there:
+        # What no engine takes stops none: another's memory on it, its link, its mode.
+        rows = [rows[place] for place in taken]
+        told = {bus: fields for bus, fields in told.items() if bus in {row.bus for row in rows}}
+    found = [cards.alike(rows, there)]
+    if not rows:
+        return found
+    found += [
         driver.version(rows),
         cards.memory(rows, seen.holders, free_memory_bytes),
         cards.stuck(rows, seen.holders),

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from .check import Check, listed
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)")
@@ -30,11 +32,46 @@ _PROGRAM = {13: "exception of a program", 31: "illegal address of a program", 43
             45: "a program was ended"}  # fmt: skip
 
 
-def xids(lines: Sequence[str] | None) -> Check:
+_AT_BOOT_SECONDS = 1.0
+"""A ring buffer that has forgotten nothing begins with the kernel's first line, at 0."""
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of the kernel's log."""
+
+    lines: list[str] = []
+    """Those of the driver and of the links."""
+    begins: float | None = 0.0
+    """Seconds after boot from which nothing is missing; None where that is not told."""
+
+    @property
+    def whole(self) -> bool:
+        return self.begins is not None and self.begins <= _AT_BOOT_SECONDS
+
+    @property
+    def missing(self) -> str:
+        """What was not seen, for a check that found nothing."""
+        since = "nobody knows when" if self.begins is None else f"{_span(self.begins)} after boot"
+        return f"the journal did not answer, and what is left in dmesg begins {since}"
+
+
+def _span(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`, `9.1 days`."""
+    for size, unit, digits in ((86400, "days", 1), (3600, "h", 1), (60, "min", 0)):
+        if seconds >= size:
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+_LOOK = "By hand: journalctl -k -b | grep -E 'NVRM|AER'"
+
+
+def xids(log: Log | None) -> Check:
     """Xid lines; None: the log may not be read."""
-    if lines is None:
+    if log is None:
         mend = "Run the playbook with become: true."
         return Check("xid", "unknown", "the kernel log may not be read", mend)
+    lines = log.lines
     seen: dict[tuple[str, int], int] = {}
     for line in lines:
         if match := _XID.search(line):
@@ -42,6 +79,8 @@ def xids(lines: Sequence[str] | None) -> Check:
             seen[key] = seen.get(key, 0) + 1
     lost = any(_LOST.search(line) for line in lines) and not any(number == 79 for _, number in seen)
     if not seen and not lost:
+        if not log.whole:
+            return Check("xid", "unknown", f"none seen; {log.missing}", _LOOK)
         return Check("xid", "ok", "none since boot")
     told = [f"Xid {number} ({_meaning(number)}) at {bus}" + _times(count) for (bus, number), count in seen.items()]
     told += ["a GPU has fallen off the bus"] if lost else []
@@ -49,6 +88,8 @@ def xids(lines: Sequence[str] | None) -> Check:
         mend = "nvidia-smi --gpu-reset -i GPU, or reboot; lines from before a reset stay until the reboot"
         return Check("xid", "fail", listed(told[:6]), mend)
     if all(number in _PROGRAM for _, number in seen):
+        if not log.whole:
+            return Check("xid", "unknown", f"{listed(told[:6])}: the programs' own; {log.missing}", _LOOK)
         return Check("xid", "ok", f"{listed(told[:6])}: the programs' own")
     return Check("xid", "warning", listed(told[:6]), "Look it up in NVIDIA's Xid catalogue.")
 
@@ -84,12 +125,14 @@ def _times(count: int) -> str:
     return f", {count} times" if count > 1 else ""
 
 
-def links(lines: Sequence[str] | None) -> Check:
+def links(log: Log | None) -> Check:
     """Links that went down by surprise, and errors that PCIe could not correct."""
-    if lines is None:
+    if log is None:
         return Check("pcie_errors", "unknown", "the kernel log may not be read", "Run the playbook with become: true.")
-    found = [line.strip() for line in lines if _LINK.search(line)]
+    found = [line.strip() for line in log.lines if _LINK.search(line)]
     if found:
         mend = "Kernel command line: pcie_aspm=off pcie_port_pm=off; look at risers and slots"
         return Check("pcie_errors", "warning", f"{len(found)} since boot; the first: {found[0][:160]}", mend)
+    if not log.whole:
+        return Check("pcie_errors", "unknown", f"none seen; {log.missing}", _LOOK)
     return Check("pcie_errors", "ok", "none uncorrected since boot")

@@ -18,6 +18,7 @@ from ..bounded import ABSENT, Answer, run
 from ..managers import manager_for
 from ..serving import serving_units
 from ..settings import HostError, Settings
+from . import kernel_log as kernel
 from . import smi
 from .cards import Holder
 from .hints import GRUB, MODPROBE
@@ -43,6 +44,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the checks judge, as text and plain data; a check's test makes one by hand."""
 
     simulated: bool = False
+    visible: str = ""
+    """CUDA_VISIBLE_DEVICES of every engine here."""
     query: Answer = ABSENT
     topology: Answer = ABSENT
     p2p_read: Answer = ABSENT
@@ -55,7 +58,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     bridges: list[str] = []
     """Those between the GPUs and their roots."""
     lspci: Answer = ABSENT
-    kernel_log: list[str] | None = None
+    kernel_log: kernel.Log | None = None
     root: bool = False
     container: bool = False
     guest: bool = False
@@ -90,7 +93,7 @@ _FILES = (
 )
 
 
-def look(settings: Settings, yields: list[str]) -> Seen:
+def look(settings: Settings, yields: list[str], visible: str = "") -> Seen:
     """Look at everything. Bounded: nvidia-smi has 30 s, other commands 8 s, and they run side by side."""
     simulated = settings.engine == "simulated"
     with ThreadPoolExecutor(10) as pool:
@@ -114,6 +117,7 @@ def look(settings: Settings, yields: list[str]) -> Seen:
         more = {name: future.result() for name, future in asked.items()}
         return Seen(
             simulated=simulated,
+            visible=visible,
             query=answered,
             **more,
             holders=_holders(answered, apps.result(), ours.result()),
@@ -141,15 +145,27 @@ def _query(settings: Settings) -> Answer:
     return answer
 
 
-def kernel_log() -> list[str] | None:
+def kernel_log() -> kernel.Log | None:
     """The driver's and the links' lines since boot; None where neither journal nor ring buffer may be read."""
     wanted = ("NVRM", "AER", "SDES", "Surprise")
-    journal = run(["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-iso", f"--grep={'|'.join(wanted)}"])
+    asking = ["journalctl", "-k", "-b", "-q", "--no-pager"]
+    journal = run([*asking, "-o", "short-iso", f"--grep={'|'.join(wanted)}"])
+    # Nothing that matches looks like nothing that may be read: so any line at all is asked for too.
+    known = journal.state == "hung" or (journal.ok and bool(journal.text.strip()))
+    any_line = journal if known else run([*asking, "-n", "1"])
+    kept = any_line.ok and bool(any_line.text.strip())
     ring = run(["dmesg"])
-    if not ring.ok and not (journal.ok and journal.text.strip()):
+    if not ring.ok and not kept:
         return None
     told = [text.splitlines() for text in (journal.text, ring.text)]
-    return merged(*([line for line in lines if any(word in line for word in wanted)] for lines in told))
+    lines = merged(*([line for line in lines if any(word in line for word in wanted)] for lines in told))
+    return kernel.Log(lines=lines, begins=0.0 if kept else first_stamp(ring.text))
+
+
+def first_stamp(ring: str) -> float | None:
+    """Seconds after boot of a ring buffer's first line (it forgets its oldest); None where lines have no stamp."""
+    match = re.match(r"\s*\[\s*(\d+\.\d+)\]", ring)
+    return float(match.group(1)) if match else None
 
 
 def merged(journal: Sequence[str], ring: Sequence[str]) -> list[str]:

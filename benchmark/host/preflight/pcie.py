@@ -32,12 +32,18 @@ def topology(found: Topology | None) -> Check:
     return Check("topology", "ok", seen)
 
 
-def worst_pair(found: Topology | None, count: int) -> tuple[int, int]:
-    """The two GPUs that are farthest apart, where P2P fails first; the first and the last without a matrix."""
+def worst_pair(found: Topology | None, count: int, among: Sequence[int] | None = None) -> tuple[int, int]:
+    """The two GPUs that are farthest apart, where P2P fails first; the first and the last without a matrix.
+
+    Args:
+        count: GPUs that there are.
+        among: those that may be taken, two or more; all without it.
+    """
+    places = list(range(count)) if among is None else sorted(among)
     order = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5}
     if found is None or len(found.links) != count:
-        return 0, max(1, count - 1)
-    pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
+        return (places[0], places[-1]) if len(places) > 1 else (0, 1)
+    pairs = [(a, b) for place, a in enumerate(places) for b in places[place + 1 :]]
     return max(pairs, key=lambda pair: order.get(found.links[pair[0]][pair[1]], 0), default=(0, 1))
 
 
@@ -51,8 +57,17 @@ def p2p(read: list[list[str]] | None, write: list[list[str]] | None) -> Check:
     for way, matrix in (("read", read), ("write", write or [])):
         for row, cells in enumerate(matrix):
             for column, cell in enumerate(cells):
-                if column > row and cell not in ("OK", "X"):
+                if row == column or cell == "OK":
+                    continue
+                back = matrix[column][row]
+                if cell == back and row < column:
                     refused.setdefault(f"{way} {cell}", []).append(f"{row}-{column}")
+                elif cell != back:
+                    refused.setdefault(f"{way} {cell}", []).append(f"{row} to {column}")
+    if not refused and write is None:
+        return Check(
+            "p2p", "unknown", "read is allowed between every two GPUs; nvidia-smi topo -p2p w could not be read"
+        )
     if not refused:
         return Check("p2p", "ok", "allowed between every two GPUs; that it works, the communication check proves")
     parts = []

@@ -138,6 +138,8 @@ def test_a_suffix_is_told_as_nccl_reads_it() -> None:
         ("X", "a\tb", "environment-control-character"),
         ("X", "a\u2028b", "environment-control-character"),
         ("NCCL_DEBUG_FILE", "/tmp/a\r", "environment-control-character"),
+        ("NCCL_DEBUG_FILE", "~/nccl.log", "nccl-file-home"),
+        ("NCCL_TOPO_FILE", "~ops/topology.xml", "nccl-file-home"),
     ],
 )
 def test_refused(name: str, value: Any, rule: str) -> None:

@@ -16,6 +16,7 @@ from benchmark.engine.hardware import find_host
 from benchmark.host import communication as check
 from benchmark.host.communication import __main__ as runner
 from benchmark.host.communication import group, nccl_log, verdict
+from benchmark.host.preflight import smi
 from benchmark.host.settings import HostError, Settings, read_json, write_json
 
 # Format strings of NCCL's source, and lines of public logs (nccl#1817).
@@ -227,16 +228,38 @@ def test_torch_that_does_not_come_up_is_no_communication_hang():
 # What is run
 
 
+def links(count: int, a: int, b: int) -> smi.Topology:
+    """All GPUs below one switch, but for a pair that is farthest apart."""
+    told = [["X" if row == column else "PIX" for column in range(count)] for row in range(count)]
+    if count > 1:
+        told[a][b] = told[b][a] = "SYS"
+    return smi.Topology(told, [], [])
+
+
 def spec(*environments: dict[str, str]) -> check.Spec:
     return check.Spec(python="/p", runs=[check.Run(name=f"c{n}", environment=e) for n, e in enumerate(environments)])
 
 
 def test_a_pair_and_then_all():
-    (planned,) = check.plan(spec({"NCCL_P2P_LEVEL": "SYS", "HF_TOKEN": "secret", "PATH": "/x"}), 8, (0, 5))
+    (planned,) = check.plan(spec({"NCCL_P2P_LEVEL": "SYS", "HF_TOKEN": "secret", "PATH": "/x"}), 8, links(8, 0, 5))
     pair, everyone = planned.requests
     assert (pair.gpus, pair.ranks, pair.whole) == ([0, 5], 2, False)
     assert (everyone.gpus, everyone.ranks, everyone.whole) == (list(range(8)), 8, True)
     assert pair.environment == {"NCCL_P2P_LEVEL": "SYS", "PATH": "/x"}  # no secrets reach the plan's file
+
+
+def test_only_the_gpus_that_the_environment_leaves_are_taken():
+    far = links(8, 0, 7)
+    far.links[5][6] = far.links[6][5] = "NODE"
+    runs = [check.Run(name="tp4", environment={"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, engine={"tp_size": 4})]
+    (planned,) = check.plan(check.Spec(python="/p", runs=runs, model="kimi-k2.6"), 8, far, find_host("8x H200"))
+    # Farthest apart of those; and all of those, which are not the host's.
+    assert [(request.gpus, request.whole) for request in planned.requests] == [([5, 6], False), ([4, 5, 6, 7], False)]
+    assert check.plan(spec({"CUDA_VISIBLE_DEVICES": "3"}), 8, far) == []
+    # By UUID, in the order that is said; without a matrix the ends.
+    uuids = [f"GPU-{place}f" for place in range(8)]
+    (planned,) = check.plan(spec({"CUDA_VISIBLE_DEVICES": "GPU-6,GPU-2f,GPU-3"}), 8, None, None, uuids)
+    assert [request.gpus for request in planned.requests] == [[2, 6], [6, 2, 3]]
 
 
 def test_the_messages_are_those_of_the_configurations():
@@ -244,7 +267,7 @@ def test_the_messages_are_those_of_the_configurations():
     engines = {"tp8": {"tp_size": 8}, "tp4_pp2": {"tp_size": 4, "pp_size": 2, "chunked_prefill_size": 2048}}
     runs = [check.Run(name=name, engine=engine) for name, engine in engines.items()]
     asked = check.Spec(python="/p", runs=runs, model="kimi-k2.6", release="0.5.11", ladder=(1, 64))
-    (planned,) = check.plan(asked, 8, (0, 5), find_host("8x RTX PRO 6000 Blackwell"))
+    (planned,) = check.plan(asked, 8, links(8, 0, 5), find_host("8x RTX PRO 6000 Blackwell"))
     assert planned.name == "tp8, tp4_pp2"
     # The pair that is farthest apart; pp2's stages of four, which are GPUs 0 to 3 first; all.
     assert [request.gpus for request in planned.requests] == [[0, 5], [0, 1, 2, 3], list(range(8))]
@@ -254,28 +277,28 @@ def test_the_messages_are_those_of_the_configurations():
 def test_a_pipeline_without_an_all_reduce_is_tried_with_those_of_tensor_parallelism():
     runs = [check.Run(name="pp8", engine={"pp_size": 8})]
     asked = check.Spec(python="/p", runs=runs, model="kimi-k2.6", release="0.5.11", ladder=(1,))
-    (planned,) = check.plan(asked, 8, (0, 5), find_host("8x RTX PRO 6000 Blackwell"))
+    (planned,) = check.plan(asked, 8, links(8, 0, 5), find_host("8x RTX PRO 6000 Blackwell"))
     assert {(r.tokens, r.hidden, r.all_reduces) for r in planned.requests} == {((1, 8192), 7168, 123)}
 
 
 def test_a_model_that_is_not_known_is_taken_for_kimi_k2():
-    (planned,) = check.plan(spec({}), 2, (0, 1), find_host("2x H200"))
+    (planned,) = check.plan(spec({}), 2, links(2, 0, 1), find_host("2x H200"))
     assert [(r.tokens, r.hidden, r.all_reduces) for r in planned.requests] == [((1, 8, 64, 256, 8192), 7168, 123)]
 
 
 def test_equal_environments_are_tried_once():
-    planned = check.plan(spec({"NCCL_DEBUG": "WARN"}, {}, {"NCCL_DEBUG": "WARN"}), 2, (0, 1))
+    planned = check.plan(spec({"NCCL_DEBUG": "WARN"}, {}, {"NCCL_DEBUG": "WARN"}), 2, links(2, 0, 1))
     assert [p.name for p in planned] == ["c0, c2", "c1"]
     assert [len(p.requests) for p in planned] == [1, 1]
     assert planned[0].requests[0].whole
 
 
 def test_one_gpu_has_nobody_to_talk_to():
-    assert check.plan(spec({}), 1, (0, 0)) == []
+    assert check.plan(spec({}), 1, links(1, 0, 0)) == []
 
 
 def test_without_a_gpu_gloo_is_used():
-    (planned,) = check.plan(spec({}), 0, (0, 1))
+    (planned,) = check.plan(spec({}), 0, links(0, 0, 1))
     assert [(r.backend, r.ranks, r.gpus) for r in planned.requests] == [("gloo", 2, []), ("gloo", 4, [])]
 
 

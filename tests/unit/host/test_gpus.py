@@ -96,3 +96,22 @@ def test_holders_of_memory(tmp_path):
     first, second = gpus.holders(settings(tmp_path, script))
     assert (first.pid, first.bytes, first.uuid) == (2671, 72516 * 2**20, "GPU-0")
     assert (second.pid, second.bytes) == (99, None)
+
+
+@pytest.mark.parametrize(
+    ("named", "left"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", [0, 1, 2, 3]),
+        ("2,0", [2, 0]),
+        (3, [3]),
+        # It ends at the first that does not exist (CUDA C++ Programming Guide).
+        ("1,9,2", [1]),
+        ("x", []),
+        ("GPU-c, 0", [2, 0]),
+        # More than one begins so.
+        ("GPU-", []),
+    ],
+)
+def test_what_cuda_visible_devices_leaves(named, left):
+    assert gpus.visible(named, 4, ["GPU-a0", "GPU-b1", "GPU-c2", "GPU-d3"]) == left

@@ -14,6 +14,8 @@ import pytest
 from benchmark.host import bounded, preflight
 from benchmark.host.bounded import Answer
 from benchmark.host.preflight import judge, look
+from benchmark.host.preflight.cards import Holder
+from benchmark.host.preflight.kernel_log import Log
 from benchmark.host.preflight.look import Seen
 from benchmark.host.settings import Settings, read_json
 
@@ -25,17 +27,24 @@ def answered(path: str) -> Answer:
     return Answer("ok", (CAPTURES / path).read_text(), "", 0)
 
 
+def query() -> Answer:
+    """The captured host with two H200s, and of each the two fields that the capture did not ask for: no error, idle."""
+    header, *lines = answered("two-gpus/query.csv").text.strip().splitlines()
+    table = [f"{header}, ecc.errors.uncorrected.volatile.total, clocks_event_reasons.active"]
+    return Answer("ok", "\n".join(table + [f"{line}, 0, 0x0000000000000001" for line in lines]), "", 0)
+
+
 def a_host(**more) -> Seen:
     """The captured host with two H200s, and around it a host in good order."""
     known = {
-        "query": answered("two-gpus/query.csv"),
+        "query": query(),
         "topology": answered("two-gpus/topo.txt"),
         "p2p_read": answered("two-gpus/p2p.txt"),
         "p2p_write": answered("two-gpus/p2p.txt"),
         "long": answered("host/nvidia-smi/smi_q.txt"),
         "bus_gpus": ["0000:00:06.0", "0000:00:07.0"],
         "lspci": Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir- CmpltRedir-\n"),
-        "kernel_log": [],
+        "kernel_log": Log(),
         "root": True,
         "files": {
             "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  x",
@@ -77,11 +86,9 @@ def test_checks_have_one_id_each():
 
 def test_what_is_wrong_is_found_wherever_it_is():
     sick = a_host(
-        query=Answer(
-            "ok", (CAPTURES / "two-gpus/query.csv").read_text().replace("5, 5, 16, 16, 124", "1, 5, 1, 16, 124")
-        ),
+        query=Answer("ok", query().text.replace("5, 5, 16, 16, 124", "1, 5, 1, 16, 124")),
         lspci=Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir+ CmpltRedir+\n"),
-        kernel_log=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout"],
+        kernel_log=Log(lines=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout"]),
         shm=(64 << 20, 64 << 20),
         ports=[look.Port(setting="sglang_service_port", number=30001, holders=["pid 7 (joe): nginx"])],
     )
@@ -105,8 +112,25 @@ def test_what_cannot_be_seen_is_unknown_and_not_ok():
     assert {name for name, verdict in found.items() if verdict == "unknown"} == hidden
 
 
+def test_gpus_that_no_engine_takes_are_not_judged():
+    xorg = Holder(99, "/usr/lib/xorg/Xorg", "0")
+    text = query().text.replace("143771 MiB, 0 MiB", "143771 MiB, 4096 MiB", 1).replace("NVIDIA H200", "NVIDIA L4", 1)
+    busy = {"query": Answer("ok", text), "holders": [xorg]}
+    everywhere = {check.id: check for check in judge.judge(a_host(**busy), GIB)}
+    assert (everywhere["memory"].verdict, everywhere["gpus"].verdict) == ("fail", "warning")
+    second = {check.id: check for check in judge.judge(a_host(**busy, visible="1"), GIB)}
+    assert (second["memory"].verdict, second["gpus"].verdict) == ("ok", "ok")
+    assert second["gpus"].seen == "1 x NVIDIA H200, 143771 MiB, of 2 that are there (CUDA_VISIBLE_DEVICES)"
+    assert second["all_gpus"].seen == "2 answer, 2 on the PCI bus"
+    assert verdicts(a_host(**busy, visible="0"))["memory"] == "fail"
+    assert verdicts(a_host(visible="7"))["gpus"] == "fail"
+
+
 def test_a_host_without_gpus_is_checked_for_the_rest():
+    # Without nvidia-smi, or with its packages alone.
+    no_driver = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     found = verdicts(a_host(query=Answer("absent"), bus_gpus=[]))
+    assert verdicts(a_host(query=Answer("failed", no_driver, "", 9), bus_gpus=[])) == found
     assert found["gpus"] == "unknown"
     assert {"shm", "limits", "port"} <= set(found)
     assert "fail" not in found.values()
@@ -117,7 +141,9 @@ def test_an_nvidia_smi_that_is_silent_leaves_what_the_kernel_and_the_bus_say(sil
     sick = a_host(
         query=silent,
         lspci=Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir+ CmpltRedir+\n"),
-        kernel_log=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout", "AER: Uncorrectable (Fatal) error"],
+        kernel_log=Log(
+            lines=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout", "AER: Uncorrectable (Fatal) error"]
+        ),
         iommu_units=["ivhd0"],
         iommu_types={"0000:00:06.0": "DMA"},
     )
@@ -208,7 +234,8 @@ def test_a_field_that_an_older_driver_lacks_is_left_out(tmp_path):
     found = {check["id"]: check for check in preflight.preflight(settings(tmp_path, OLD_DRIVER), [])["checks"]}
     assert found["gpus"]["seen"] == "1 x L4, 2 MiB"
     assert found["driver"]["verdict"] == "fail"
-    assert found["link_width"]["verdict"] == "unknown"
+    silent = ("link_width", "mig", "ecc", "persistence", "power_limit", "slowed", "stuck")
+    assert {found[name]["verdict"] for name in silent} == {"unknown"}
 
 
 def test_an_nvidia_smi_that_hangs_fails_the_host_in_time(tmp_path, monkeypatch):

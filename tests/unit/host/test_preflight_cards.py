@@ -29,7 +29,10 @@ def gpus(*changes: dict[str, str]) -> list[smi.Row]:
 
 @pytest.mark.parametrize("capture", ["host/nvidia-smi", "two-gpus"])
 def test_real_hosts_in_good_order(capture):
-    rows = smi.rows((CAPTURES / capture / "query.csv").read_text())
+    # The captured query did not ask for two of the fields; `nvidia-smi -q` of the same host tells them: no error, idle.
+    table = (CAPTURES / capture / "query.csv").read_text().strip().splitlines()
+    more = ["ecc.errors.uncorrected.volatile.total, clocks_event_reasons.active"] + ["0, 0x0000000000000001"] * 2
+    rows = smi.rows("\n".join(f"{line}, {cells}" for line, cells in zip(table, more, strict=False)))
     for check in (cards.link_width, cards.link_generation, cards.mig, cards.persistence, cards.power, cards.slowed):
         assert check(rows).verdict == "ok", check
     assert cards.alike(rows).seen == f"{len(rows)} x NVIDIA H200, 143771 MiB"
@@ -104,7 +107,38 @@ def test_a_card_held_down_by_heat():
     check = cards.slowed(gpus({"clocks_event_reasons.active": "0x0000000000000060"}, {}))
     assert (check.verdict, check.seen) == ("warning", "GPU 0: hot, hot (hardware)")
     assert cards.slowed(gpus({"clocks_event_reasons.active": "0x0000000000000004"})).verdict == "ok"
-    assert cards.slowed(gpus({"clocks_event_reasons.active": "0xzz"})).verdict == "ok"
+    assert cards.slowed(gpus({"clocks_event_reasons.active": "0xzz"})).verdict == "unknown"
+
+
+SILENT = "[Unknown Error]"
+
+
+@pytest.mark.parametrize(
+    ("check", "fields", "seen"),
+    [
+        (cards.mig, ["mig.mode.current"], "not told for GPU 1"),
+        (cards.ecc, ["ecc.mode.current"], "not told for GPU 1"),
+        (cards.ecc, ["ecc.errors.uncorrected.volatile.total"], "on, and GPU 1 does not tell its errors"),
+        (cards.persistence, ["persistence_mode"], "not told for GPU 1"),
+        (cards.power, ["power.limit"], "not told for GPU 1"),
+        (cards.slowed, ["clocks_event_reasons.active"], "not told for GPU 1"),
+        (lambda rows: cards.stuck(rows, []), ["utilization.gpu"], "GPU 1 does not tell its utilization and power"),
+    ],
+)
+def test_what_a_gpu_does_not_tell_is_unknown_and_not_ok(check, fields, seen):
+    silent = gpus({}, dict.fromkeys(fields, SILENT))
+    assert (check(silent).verdict, check(silent).seen) == ("unknown", seen)
+    # An older driver has no such field: nvidia-smi is asked again without it, and no row has the cell.
+    absent = [smi.Row({name: cell for name, cell in row.cells.items() if name not in fields}) for row in gpus({}, {})]
+    assert check(absent).verdict == "unknown"
+
+
+def test_what_another_gpu_tells_counts_all_the_same():
+    assert cards.ecc(gpus({"ecc.mode.current": SILENT}, {"ecc.mode.current": "Disabled"})).verdict == "warning"
+    assert cards.persistence(gpus({"persistence_mode": SILENT}, {"persistence_mode": "Disabled"})).verdict == "warning"
+    hot = {"clocks_event_reasons.active": "0x0000000000000040"}
+    assert cards.slowed(gpus({"clocks_event_reasons.active": SILENT}, hot)).verdict == "warning"
+    assert cards.power(gpus({"power.limit": SILENT}, {"power.limit": "300.00 W"})).verdict == "warning"
 
 
 USED = {"memory.used": "80100 MiB"}

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmark.host import bounded
 from benchmark.host.bounded import ABSENT, Answer
 from benchmark.host.preflight import driver, kernel_log, look, pcie, smi, system
 from benchmark.host.preflight.check import Check, counted, lines, listed
 from benchmark.host.preflight.hints import GRUB, MODPROBE, hints
+from benchmark.host.preflight.kernel_log import Log
 
 GIB = 1 << 30
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22-I3)\n"
@@ -64,6 +66,23 @@ def test_a_host_without_gpus_is_told_so_and_goes_on():
     assert "simulated" in check.mend
     nothing = driver.answers(Answer("failed", "No devices were found\n", "", 6), [], simulated=False)
     assert nothing.seen == "no GPU"
+
+
+NO_DRIVER = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
+    "Make sure that the latest NVIDIA driver is installed and running.\n"
+)
+
+
+def test_an_nvidia_smi_without_a_gpu_is_no_gpu():
+    said = Answer("failed", NO_DRIVER, "", 9)
+    assert driver.answers(said, [], simulated=False) == driver.answers(ABSENT, [], simulated=False)
+    # A GPU whose driver is not loaded, and a container that may not be shown the bus.
+    for told in (
+        driver.answers(said, ["0000:06:00.0"], simulated=False),
+        driver.answers(said, [], simulated=False, container=True),
+    ):
+        assert (told.id, told.verdict, told.mend) == ("nvidia_smi", "fail", "dmesg | grep NVRM")
 
 
 def test_gpus_without_a_driver():
@@ -182,7 +201,22 @@ def test_p2p():
     blocked = pcie.p2p([["X", "CNS"], ["CNS", "X"]], fine)
     assert blocked.verdict == "warning"
     assert "read CNS (chipset not supported" in blocked.seen
-    assert "GPUs 0-1" in blocked.seen
+    assert blocked.seen.endswith("between GPUs 0-1")
+
+
+def test_p2p_is_ok_only_where_all_of_it_was_seen():
+    fine = [["X", "OK"], ["OK", "X"]]
+    # The query of writing hung: nobody knows.
+    half = pcie.p2p(fine, None)
+    assert (half.verdict, "topo -p2p w could not be read" in half.seen) == ("unknown", True)
+    # What is refused counts whether or not the rest was seen.
+    assert pcie.p2p([["X", "CNS"], ["CNS", "X"]], None).verdict == "warning"
+    # One way only, either way.
+    for matrix, seen in (([["X", "OK"], ["CNS", "X"]], "1 to 0"), ([["X", "TNS"], ["OK", "X"]], "0 to 1")):
+        assert pcie.p2p(matrix, fine).verdict == pcie.p2p(fine, matrix).verdict == "warning"
+        assert pcie.p2p(matrix, fine).seen.endswith(f"between GPUs {seen}")
+    both = pcie.p2p([["X", "CNS"], ["TNS", "X"]], fine)
+    assert ("read CNS" in both.seen, "read TNS" in both.seen) == (True, True)
 
 
 def test_topology_and_the_pair_to_try_first():
@@ -234,7 +268,7 @@ LOST = "kernel: NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>,
     ],
 )
 def test_xid_lines(line, verdict, said):
-    check = kernel_log.xids([line])
+    check = kernel_log.xids(Log(lines=[line]))
     assert (check.verdict, said in check.seen) == (verdict, True)
 
 
@@ -243,8 +277,56 @@ def test_a_log_that_may_not_be_read_is_unknown():
     assert kernel_log.links(None).verdict == "unknown"
 
 
+def test_nothing_found_in_half_a_log_is_unknown():
+    half = Log(begins=302400.0)
+    for check in (kernel_log.xids(half), kernel_log.links(half)):
+        assert check.verdict == "unknown"
+        assert "the journal did not answer, and what is left in dmesg begins 3.5 days after boot" in check.seen
+    assert kernel_log.xids(Log(begins=None)).verdict == "unknown"
+    own = "NVRM: Xid (PCI:0000:06:00): 31, pid=99, name=python, MMU Fault"
+    assert kernel_log.xids(Log(lines=[own], begins=302400.0)).verdict == "unknown"
+    # What is found counts, whatever is missing.
+    assert kernel_log.xids(Log(lines=[GSP], begins=302400.0)).verdict == "fail"
+    assert kernel_log.links(Log(lines=["pcieport: AER: [ 5] SDES (First)"], begins=302400.0)).verdict == "warning"
+
+
+BOOT = "[    0.000000] Linux version 6.8.0"
+LATE = "[ 7203.500000] usb 1-1: new device"
+
+
+@pytest.mark.parametrize(
+    ("journal", "ring", "begins"),
+    [
+        # Nothing matches, and journalctl says so by its status; but it has lines.
+        ("case $* in *--grep*) exit 1;; *) echo 'gpu1 kernel: anything';; esac", f"echo '{LATE}'", 0.0),
+        # A ring buffer that holds all since boot needs no journal.
+        ("exit 1", f"echo '{BOOT}'", 0.0),
+        ("sleep 60", f"echo '{BOOT}'", 0.0),
+        # One that has turned over tells only its span: a journal that hangs, may not be read, or is not there.
+        ("sleep 60", f"echo '{LATE}'", 7203.5),
+        ("exit 0", f"echo '{LATE}'", 7203.5),
+        (None, f"echo '{LATE}'", 7203.5),
+        (None, "echo 'no stamps here'", None),
+    ],
+)
+def test_how_far_back_the_kernel_log_goes(tmp_path, monkeypatch, journal, ring, begins):
+    for name, script in (("journalctl", journal), ("dmesg", ring)):
+        if script is not None:
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+    (tmp_path / "sleep").symlink_to("/bin/sleep")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(look, "run", lambda command: bounded.run(command, seconds=0.3))
+    assert look.kernel_log() == Log(begins=begins)
+
+
+def test_a_kernel_log_that_nobody_tells(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert look.kernel_log() is None
+
+
 def test_the_same_xid_many_times():
-    assert kernel_log.xids([GSP] * 3).seen.endswith("at 0000:c1:00, 3 times")
+    assert kernel_log.xids(Log(lines=[GSP] * 3)).seen.endswith("at 0000:c1:00, 3 times")
 
 
 def test_journal_and_ring_buffer_tell_the_same_lines():
@@ -255,8 +337,8 @@ def test_journal_and_ring_buffer_tell_the_same_lines():
     ring = [f"[  912.1] {aer}", f"[  912.2] {xid}", "[  913.0] NVRM: only here"]
     found = look.merged(journal, ring)
     assert found == [stamp + xid] * 2 + [stamp + aer, "[  913.0] NVRM: only here"]
-    assert kernel_log.xids(found).seen.endswith("at 0000:06:00, 2 times: the programs' own")
-    assert kernel_log.links(found).seen.startswith("1 since boot")
+    assert kernel_log.xids(Log(lines=found)).seen.endswith("at 0000:06:00, 2 times: the programs' own")
+    assert kernel_log.links(Log(lines=found)).seen.startswith("1 since boot")
     # A ring buffer that has turned over has lost some, one that the journal dropped lines of has more.
     assert len(look.merged([], [f"[ 1.0] {xid}", f"[ 2.0] {xid}"])) == 2
 
@@ -264,9 +346,9 @@ def test_journal_and_ring_buffer_tell_the_same_lines():
 def test_links_that_went_down():
     # B15: surprise link down is bit 5 of the AER status.
     line = "pcieport 0000:40:01.1: AER:    [ 5] SDES                   (First)"
-    check = kernel_log.links([line])
+    check = kernel_log.links(Log(lines=[line]))
     assert (check.verdict, "pcie_aspm=off" in check.mend) == ("warning", True)
-    assert kernel_log.links(["pcieport 0000:40:01.1: AER: enabled with IRQ 31"]).verdict == "ok"
+    assert kernel_log.links(Log(lines=["pcieport 0000:40:01.1: AER: enabled with IRQ 31"])).verdict == "ok"
 
 
 # The rest of the host
@@ -332,6 +414,24 @@ def test_processors():
 # Hints
 
 _GRUB = 'GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=pt"\nGRUB_CMDLINE_LINUX=""\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ('GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=pt" # ours', '"quiet iommu=off amd_iommu=off" # ours'),
+        ("GRUB_CMDLINE_LINUX_DEFAULT='quiet'  # it's \"ours\"", "'quiet iommu=off amd_iommu=off'  # it's \"ours\""),
+        ("GRUB_CMDLINE_LINUX_DEFAULT=quiet", '"quiet iommu=off amd_iommu=off"'),
+        ("GRUB_CMDLINE_LINUX_DEFAULT=", '"iommu=off amd_iommu=off"'),
+    ],
+)
+def test_a_hint_changes_the_line_that_is_there(line, hint):
+    found = hints([Check("iommu", "warning", "")], {GRUB: f"{line}\n"}, "quiet", "amd")
+    # One assignment and not two: the last one would win.
+    assert [text for text in found if text.startswith(("-G", "+G"))] == [
+        f"-{line}",
+        f"+GRUB_CMDLINE_LINUX_DEFAULT={hint}",
+    ]
 
 
 def test_hints_are_a_diff():
