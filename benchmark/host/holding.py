@@ -49,6 +49,8 @@ def begin(settings: Settings, token: str, owner: str, after: str, yields: list[s
         if not held:
             # A configuration that serves may be measured as well, with a unit that is not restarted by itself.
             kept.set_aside(settings, previous, _WHY)
+        if lease.ended(settings, token) is None:
+            lease.forget_ended(settings)
         taken = {"token": token, "owner": owner, "after": after, "previous": previous, "began_at": time.time()}
         lease.take(settings, taken | ({"first": first} if first else {}))
     manager.start(GUARD_UNIT)
@@ -60,7 +62,7 @@ def claim(settings: Settings, sweep: str | None) -> None:
 
     `sweep` is the token of the sweep that asks, "" for whoever is none; None for who gives the host back, and may. A
     sweep's own lease is renewed. One that was ended by the guard while its controller slept is taken again, unless
-    somebody else has the host by now.
+    somebody else has had the host since: a sweep, or whoever deployed or promoted something (`sweep` is "").
 
     Raises:
         HostError: another sweep holds the host, or this one does no longer.
@@ -78,6 +80,7 @@ def claim(settings: Settings, sweep: str | None) -> None:
             lease.keep(settings, held)
             return
         elif not sweep:
+            lease.forget_ended(settings)
             return
         elif (own := lease.ended(settings, sweep)) is not None:
             lease.take(settings, own | {"began_at": time.time()})
@@ -88,7 +91,10 @@ def claim(settings: Settings, sweep: str | None) -> None:
     if held is not None:
         raise HostError(_held(settings, held, sweep, mine=mine))
     if not guarded:
-        raise HostError("This sweep holds the host no longer: it was stopped here (playbooks/stop.yml). Sweep again.")
+        raise HostError(
+            "This sweep holds the host no longer: it was silent for too long and somebody else has used the host since "
+            "(a deployment, a promotion, another sweep), or it was stopped here (playbooks/stop.yml). Sweep again."
+        )
 
 
 def held_by(settings: Settings) -> str | None:

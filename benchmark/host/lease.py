@@ -76,6 +76,11 @@ def drop(settings: Settings, held: dict[str, Any] | None = None) -> None:
 def forget(settings: Settings) -> None:
     """Let go for good: the sweep that holds the host, or held it last, does not come back."""
     drop(settings)
+    forget_ended(settings)
+
+
+def forget_ended(settings: Settings) -> None:
+    """Somebody else has the host now: the sweep that was ended last takes it no more, and brings back nothing."""
     (settings.state / _ENDED).unlink(missing_ok=True)
 
 

@@ -89,7 +89,7 @@ class TestLease:
         write_json(settings.state / "lease.json", silent)
         steps = []
 
-        def restored(settings, units, token):
+        def restored(settings, units, token, **_):
             steps.append(token)
             if len(steps) == 1:
                 holding.begin(settings, "next", "you", "previous", [])
@@ -109,8 +109,8 @@ class TestLease:
         manager, steps = Units(), []
         manager.release = lambda: None
         monkeypatch.setattr(holding, "manager_for", lambda _: manager)
-        restored = {"phase": "restored", "serving": []}
-        monkeypatch.setattr("benchmark.host.rollback.restore", lambda _, units, token: steps.append(units) or restored)
+        said = {"phase": "restored", "serving": []}
+        monkeypatch.setattr("benchmark.host.rollback.restore", lambda _, units, *__, **___: steps.append(units) or said)
         lease.take(settings, HELD)
         holding.end(settings, "t")
         assert lease.current(settings) is None
@@ -194,6 +194,23 @@ class TestWhoseHostItIs:
         lease.take(settings, HELD)
         lease.forget(settings)
         with pytest.raises(HostError, match="holds the host no longer"):
+            holding.claim(settings, "t")
+
+    def test_nor_after_somebody_deployed_or_swept(self, settings, manager, monkeypatch):
+        """The guard gave the host back; ep8 was deployed then. The laptop wakes: it neither measures nor restores."""
+        manager.release = lambda: None
+        monkeypatch.setattr("benchmark.host.rollback.restore", lambda *_, **__: pytest.fail("it stops what serves"))
+        lease.note_end(settings, HELD)
+        holding.claim(settings, "")
+        with pytest.raises(HostError, match="somebody else has used the host since"):
+            holding.claim(settings, "t")
+        assert holding.end(settings, "t", "previous") == {"phase": "restored", "serving": [], "failure": None}
+        assert lease.current(settings) is None
+        # A sweep whose winner serves now is no less somebody else.
+        lease.note_end(settings, HELD)
+        holding.begin(settings, "colleague's", "bob", "winner", [])
+        holding.end(settings, "colleague's", "winner")
+        with pytest.raises(HostError, match="somebody else has used the host since"):
             holding.claim(settings, "t")
 
 
