@@ -126,9 +126,6 @@ def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     Standard input is the record, or the answer of the host's verb `measure`: the record as text, and raw files.
     """
     text, files = _record_and_requests(_standard_input())
-    record = rec.load(text, f"the record of {options.host}")
-    for stale in _measured_again(campaign.known(record), record):
-        (campaign.folder_of(record) / stale).unlink(missing_ok=True)
     record = _keep(campaign, text, options.host)
     campaign.keep_requests(record, files)
     raw = [point.raw for point in record.points if point.raw]
@@ -154,9 +151,12 @@ def _measured_again(known: rec.Record | None, record: rec.Record) -> list[str]:
 
 
 def _keep(campaign: Campaign, text: str, host: str) -> rec.Record:
+    """Keep a host's record, whichever verb brings it; requests of points that were measured again are lacking then."""
     record = rec.load(text, f"the record of {host}")
     if record.host.name != host:
         raise StoreError(f"{host} sent a record that says it is of {record.host.name}.")
+    for stale in _measured_again(campaign.known(record), record):
+        (campaign.folder_of(record) / stale).unlink(missing_ok=True)
     campaign.put(record)
     return record
 
