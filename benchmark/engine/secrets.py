@@ -41,9 +41,8 @@ _NAME = re.compile(
     r"|(api[-_]?key|secret|passw(or)?d)$",
     re.IGNORECASE,
 )
-# Up to the last @, which a password may hold as well; where quotes are in the way, up to the first. A bounded scheme,
-# so that a word of any length is read once.
-_CREDENTIALS = re.compile(r"""(\w{1,40}://)(?:[^/\s"'<>]+|[^/@\s]+)@""")
+# Up to the last @: a password may hold one. A bounded scheme, so that a word of any length is read once.
+_CREDENTIALS = re.compile(r"(\w{1,40}://)[^/\s]+@")
 
 REMOVED = "REMOVED"
 """What stands where a secret stood."""

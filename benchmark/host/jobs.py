@@ -15,6 +15,7 @@ from .settings import HostError, Settings, read_json, write_json
 
 _CURRENT, _PROGRESS, _RESULT = "job.json", "job-progress.json", "job-result.json"
 _LOOK_SECONDS = 0.2
+_TAIL_CHARACTERS = 600
 _CARRIED_BYTES = 512 << 10
 """A raw file of several hundred requests; the measured ones of docs/evidence are all smaller."""
 
@@ -235,4 +236,5 @@ def _tail(settings: Settings, manager: Manager) -> str:
         lines = manager.log(JOB_UNIT).read_text(errors="replace").splitlines()
     except OSError:
         return "(none)"
-    return " | ".join(lines[-3:])[-600:] or "(empty)"
+    # Secrets are looked for before the cut: half of one would not look like one.
+    return " | ".join(masked(line) for line in lines[-3:])[-_TAIL_CHARACTERS:] or "(empty)"

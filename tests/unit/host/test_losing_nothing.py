@@ -247,6 +247,18 @@ class TestPoints:
         assert (answer["phase"], manager.started) == ("failed", [JOB_UNIT])
         assert "ended twice without a result" in answer["failure"]
 
+    def test_no_half_of_a_secret_stays_where_its_log_is_cut(self, settings, monkeypatch):
+        """The cut falls on each of its characters in turn."""
+        secret = "hunter2-Planted"
+        self.begun(settings, monkeypatch, "sglang-ep4")
+        write_json(settings.state / "job.json", SPEC | {"id": "mine", "tries": 2})
+        for after in range(560, 600):
+            log = f'TargetError: {{"api_key": "{secret}"}}' + "y" * after + "\n"
+            (settings.state / JOB_UNIT).write_text(log)
+            answer = jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)
+            assert answer["failure"].endswith("y" * after)
+            assert not any(secret[n : n + 4] in answer["failure"] for n in range(len(secret) - 3))
+
     def test_a_dead_engine_ends_the_point_at_once(self, settings, monkeypatch):
         manager = self.begun(settings, monkeypatch, JOB_UNIT)
         write_json(settings.state / "job.json", SPEC | {"id": "mine"})
