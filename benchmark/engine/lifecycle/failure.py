@@ -75,7 +75,8 @@ class Case:
         return (self.figures.get("server_args") or {}).get(name)
 
 
-Builder = Callable[[Case], Failure]
+Builder = Callable[[Case], Failure | None]
+"""None: the line fits the pattern, and what is around it says that it is something else."""
 
 
 def plain(kind: str, sentence: str, advice: str, *, stage: str | None = None, may_pass: bool = False) -> Builder:

@@ -13,6 +13,10 @@ OUT_OF_MEMORY = re.compile(
     rf"(?:OutOfMemoryError|CUDA out of memory).*?Tried to allocate {_AMOUNT}"
     rf"(?:.*?GPU (\d+) has a total capacity of {_AMOUNT} of which {_AMOUNT} is free)?"
 )
+OUT_OF_MEMORY_UNSIZED = re.compile(
+    r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'", re.IGNORECASE
+)
+"""The driver's own word, past PyTorch's allocator: it names no amount."""
 _OTHER_PROCESS = re.compile(rf"Process (\d{{1,10}}) has {_AMOUNT} memory in use")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB, "TiB": 1 << 40}
 _FRAMES = (
@@ -49,6 +53,19 @@ def out_of_memory(case: Case) -> Failure:
             may_pass=True,
         )
     return _OUT_OF_MEMORY.get(stage, _oom_weights)(case, asked + where)
+
+
+def out_of_memory_unsized(case: Case) -> Failure:
+    stage = place(case)
+    if (named := _OUT_OF_MEMORY.get(stage)) is None:
+        return Failure(
+            "blocked_by_others",
+            stage,
+            "A GPU had no memory before the weights were loaded: something else holds it.",
+            advice="See who holds it (nvidia-smi), end it or wait, then start again.",
+            may_pass=True,
+        )
+    return named(case, "an allocation outside PyTorch's pool, whose size CUDA does not tell")
 
 
 def _oom_weights(case: Case, what: str) -> Failure:
