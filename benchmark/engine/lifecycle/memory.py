@@ -112,17 +112,20 @@ def _fewer_graphs(case: Case) -> int:
 
 
 def _oom_running(case: Case, what: str) -> Failure:
+    """In the first prefill, which is the warm-up's, or once it is ready, under load."""
     fraction, chunk = case.setting("mem_fraction_static"), case.setting("chunked_prefill_size")
-    prefill = "forward_extend" in "\n".join(case.block)
     lower = f" from {fraction:g} to {_floor(fraction - 0.04):.2f}" if isinstance(fraction, float) else ""
     half = f" from {chunk} to {max(2048, min(chunk // 2, 8192))}" if isinstance(chunk, int) and chunk > 2048 else ""
-    return Failure(
-        "out_of_memory_running",
-        "ready",
-        f"The engine ran out of memory {'in a prefill' if prefill else 'under load'}: {what}.",
-        advice=f"Lower --mem-fraction-static{lower}, or --chunked-prefill-size{half}: activations live outside the "
-        "fraction.",
+    advice = (
+        f"Lower --mem-fraction-static{lower}, or --chunked-prefill-size{half}: activations live outside the fraction."
     )
+    # A log that was read from its middle does not say that it was ready.
+    if case.stage != "ready" and "server_args" in case.figures:
+        sentence = f"The engine ran out of memory in its first prefill: {what}."
+        return Failure("out_of_memory_prefill", "warmup", sentence, advice=advice)
+    prefill = "forward_extend" in "\n".join(case.block)
+    sentence = f"The engine ran out of memory {'in a prefill' if prefill else 'under load'}: {what}."
+    return Failure("out_of_memory_running", "ready", sentence, advice=advice)
 
 
 def _floor(number: float) -> float:

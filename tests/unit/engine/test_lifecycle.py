@@ -305,6 +305,29 @@ class TestReportedFailures:
         failure = failure_of(log)
         assert (failure.kind, failure.stage, failure.may_pass) == ("out_of_memory_running", "ready", False)
 
+    def test_the_first_prefill_is_the_warm_ups_and_not_under_load(self) -> None:
+        """The frames of the event loop are the same; the log says that it was not ready."""
+        log = (
+            "[2026-11-29 11:50:00] server_args=ServerArgs(mem_fraction_static=0.9, chunked_prefill_size=8192)\n"
+            "[2026-11-29 11:50:20 TP1] max_total_num_tokens=100, max_running_requests=3\n"
+            "{}"
+            "[2026-11-29 11:50:25 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+            '  File "/opt/sglang/srt/managers/scheduler.py", line 1, in event_loop_overlap\n'
+            '  File "/opt/sglang/srt/model_executor/model_runner.py", line 1, in forward_extend\n'
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of "
+            "94.97 GiB of which 432.31 MiB is free.\n"
+        )
+        first = failure_of(log.format(""))
+        assert (first.kind, first.stage, first.may_pass) == ("out_of_memory_prefill", "warmup", False)
+        assert "in its first prefill: an allocation of 2.00 GiB on GPU 1" in first.sentence
+        # 0.9 - 0.04, and half of the chunk.
+        assert "--mem-fraction-static from 0.9 to 0.86, or --chunked-prefill-size from 8192 to 4096" in first.advice
+        later = failure_of(log.format("[2026-11-29 11:50:24] The server is fired up and ready to roll!\n"))
+        assert (later.kind, later.stage) == ("out_of_memory_running", "ready")
+        assert "in a prefill" in later.sentence
+        # The end of a long log, without its start.
+        assert failure_of("\n".join(log.format("").splitlines()[2:])).kind == "out_of_memory_running"
+
     def test_a_bare_assertion_is_told_by_its_source_line(self) -> None:
         failure = failure_of(crash("    assert num_heads % attn_tp_size == 0", "AssertionError"))
         assert (failure.kind, failure.may_pass) == ("refused", False)
