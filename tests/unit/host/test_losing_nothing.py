@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 from builders import a_point, a_record
@@ -299,6 +300,30 @@ class TestRecords:
         path.write_bytes(rubbish)
         assert [point.concurrency for point in records.opened(settings, "ep4", KEY).points] == [64]
         assert path.with_suffix(".broken").read_bytes() == rubbish
+
+    def test_a_point_that_is_added_while_a_verb_writes_the_record_is_not_lost(self, settings, monkeypatch):
+        """A sweep is begun again while the load generator of the one before ends its point: two processes."""
+        path = records.folder(settings, "ep4", KEY) / "record.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(rec.dump(a_record(points=[], outcome="measured")))
+        write, adding = (
+            records._write,
+            threading.Thread(target=records.add_point, args=(settings, "ep4", KEY, a_point(64, 7000.0))),
+        )
+
+        def write_slowly(path, record):
+            if threading.current_thread() is threading.main_thread():
+                adding.start()
+                # Long enough to read what is about to be replaced, if nothing keeps it from that.
+                adding.join(0.5)
+            write(path, record)
+
+        monkeypatch.setattr(records, "_write", write_slowly)
+        records.note(settings, "ep4", KEY, warm_up={"seconds": 1.0})
+        adding.join()
+        record = records.opened(settings, "ep4", KEY)
+        assert [point.concurrency for point in record.points] == [64]
+        assert record.warm_up == {"seconds": 1.0}
 
     def test_what_a_host_has_lost_the_controller_keeps(self, tmp_path):
         campaign = Campaign(tmp_path, "c")
