@@ -70,6 +70,7 @@ class Job(TypedDict, total=False):
     workload: str | dict[str, Any]
     concurrency: int
     repeat: int
+    engine_pid: int | None
 
 
 class Result(TypedDict, total=False):

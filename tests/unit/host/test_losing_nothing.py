@@ -33,8 +33,10 @@ class Units:
     def __init__(self, *running: str) -> None:
         self.running, self.started, self.stopped = set(running), [], []
 
+    pid: int | None = None
+
     def state(self, unit: str) -> ServiceState:
-        return ServiceState(unit=unit, activity="active" if unit in self.running else "inactive")
+        return ServiceState(unit=unit, activity="active" if unit in self.running else "inactive", pid=self.pid)
 
     def start(self, unit: str) -> None:
         self.started.append(unit)
@@ -267,6 +269,20 @@ class TestPoints:
         assert answer["phase"] == "failed"
         assert "The engine ended" in answer["failure"]
         assert manager.stopped == [JOB_UNIT]
+
+    def test_an_engine_that_is_restarted_by_hand_ends_the_point(self, settings, monkeypatch):
+        manager = self.begun(settings, monkeypatch, "sglang-ep4")
+        manager.pid = 100
+        manager.start = manager.running.add
+        assert jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)["phase"] == "running"
+        manager.pid = 200
+        answer = jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)
+        assert answer["phase"] == "failed"
+        assert "started again past these tools" in answer["failure"]
+        assert manager.stopped == [JOB_UNIT]
+        # The next point is of the new process.
+        manager.running.discard(JOB_UNIT)
+        assert jobs.measure(settings, SPEC | {"id": "next"}, seconds=0)["phase"] == "running"
 
     def test_a_point_that_takes_too_long_is_ended_and_named(self, settings, monkeypatch):
         manager = self.begun(settings, monkeypatch, "sglang-ep4", JOB_UNIT)
