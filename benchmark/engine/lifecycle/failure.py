@@ -98,4 +98,4 @@ def plain(kind: str, sentence: str, advice: str, *, stage: str | None = None, ma
 def _fill(text: str, groups: Sequence[str]) -> str:
     for number, group in enumerate(groups):
         text = text.replace("{" + str(number) + "}", group[:300])
-    return text
+    return text.replace(" ()", "")

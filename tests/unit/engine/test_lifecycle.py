@@ -251,6 +251,9 @@ class TestReportedFailures:
         build = ("RuntimeError: Ninja build failed. Ninja output:", "[1/2] /opt/nvcc -c a.cu", "FAILED: a.o", line)
         assert failure_of(crash(*build, "ninja: build stopped: subcommand failed.")).sentence == sentence
 
+    def test_a_build_that_names_nothing_is_told_without_empty_brackets(self) -> None:
+        assert failure_of(crash("ninja: build stopped: subcommand failed.")).sentence == "A kernel did not compile."
+
     def test_a_shard_that_is_missing_is_named(self) -> None:
         failure = failure_of(crash("FileNotFoundError: No such file or directory: /m/model-00031-of-00062.safetensors"))
         assert "(/m/model-00031-of-00062.safetensors)" in failure.sentence
