@@ -10,7 +10,10 @@ from pathlib import Path
 
 from ..durable import flush_names
 from .services import Manager
-from .settings import Settings, write_bytes
+from .settings import Settings, locked, write_bytes
+
+_LOCK = "kept"
+"""A guard and a controller may both be ending a sweep."""
 
 
 def _files(settings: Settings, unit: str) -> list[Path]:
@@ -28,14 +31,16 @@ def keep(settings: Settings, unit: str) -> None:
 
 def set_aside(settings: Settings, units: list[str], why: str) -> None:
     """Remember a second time what these units last were ready with: what comes in between is ready with other files."""
-    for unit in units:
-        _copy(settings.state / "ready" / unit, settings.state / "aside" / why / unit)
+    with locked(settings, _LOCK):
+        for unit in units:
+            _copy(settings.state / "ready" / unit, settings.state / "aside" / why / unit)
 
 
 def take_back(settings: Settings, units: list[str], why: str) -> None:
     """Make what was set aside what the units last were ready with, for `put_back` to give it to them."""
-    for unit in units:
-        _copy(settings.state / "aside" / why / unit, settings.state / "ready" / unit)
+    with locked(settings, _LOCK):
+        for unit in units:
+            _copy(settings.state / "aside" / why / unit, settings.state / "ready" / unit)
 
 
 def _copy(source: Path, target: Path) -> None:
