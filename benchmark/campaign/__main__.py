@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import record as rec
-from .store import MOST_BYTES, Campaign, StoreError
+from .store import MOST_BYTES, Campaign, StoreError, with_points_of
 
 if TYPE_CHECKING:
     from .schedule import Turn
@@ -126,12 +126,11 @@ def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     Standard input is the record, or the answer of the host's verb `measure`: the record as text, and raw files.
     """
     text, files = _record_and_requests(_standard_input())
-    record = rec.load(text, f"the record of {options.host}")
-    for stale in _measured_again(campaign.known(record), record):
-        (campaign.folder_of(record) / stale).unlink(missing_ok=True)
     record = _keep(campaign, text, options.host)
-    campaign.keep_requests(record, files)
-    raw = [point.raw for point in record.points if point.raw]
+    here = campaign.known(record) or record
+    # Of an invalid point that did not take a valid one's place the requests would stand under that one's name.
+    raw = [point.raw for point in record.points if point.raw and point in here.points]
+    campaign.keep_requests(record, {name: content for name, content in files.items() if name in raw})
     missing = [name for name in raw if not campaign.raw_file(record, name).exists()]
     return {"folder": str(campaign.folder_of(record)), "missing": missing}
 
@@ -148,15 +147,20 @@ def _record_and_requests(text: str) -> tuple[str, dict[str, str]]:
 
 def _measured_again(known: rec.Record | None, record: rec.Record) -> list[str]:
     """Raw files of points that were measured again: other requests under the same name."""
-    now = {point.raw: point.started_at for point in record.points}
-    before = known.points if known else []
-    return [p.raw for p in before if p.raw and "/" not in p.raw and now.get(p.raw, p.started_at) != p.started_at]
+    if known is None:
+        return []
+    # Those of a valid point stay where it does, for the new one was invalid.
+    now = {point.raw: point.started_at for point in with_points_of(record, known).points}
+    return [p.raw for p in known.points if p.raw and "/" not in p.raw and now.get(p.raw, p.started_at) != p.started_at]
 
 
 def _keep(campaign: Campaign, text: str, host: str) -> rec.Record:
+    """Keep a host's record, whichever verb brings it; requests of points that were measured again are lacking then."""
     record = rec.load(text, f"the record of {host}")
     if record.host.name != host:
         raise StoreError(f"{host} sent a record that says it is of {record.host.name}.")
+    for stale in _measured_again(campaign.known(record), record):
+        (campaign.folder_of(record) / stale).unlink(missing_ok=True)
     campaign.put(record)
     return record
 

@@ -74,7 +74,7 @@ class Campaign:
         folder = self.folder_of(record)
         with self.locked():
             known = self._known(folder)
-            content = rec.dump(_with_points_of(record, known) if known else record)
+            content = rec.dump(with_points_of(record, known) if known else record)
             self.write(folder / "record.json", content)
             self.write(folder / _COPY, content)
         return folder
@@ -283,11 +283,20 @@ def _set_aside(path: Path) -> Path:
     return path.replace(path.with_suffix(".broken"))
 
 
-def _with_points_of(record: rec.Record, known: rec.Record) -> rec.Record:
-    """A host that lost its record begins it anew; what was measured before stays until it is measured again."""
-    here = {(point.workload, point.concurrency, point.repeat) for point in record.points}
-    further = [p for p in known.points if p.valid and (p.workload, p.concurrency, p.repeat) not in here]
-    return msgspec.structs.replace(record, points=[*record.points, *further]) if further else record
+def with_points_of(record: rec.Record, known: rec.Record) -> rec.Record:
+    """A host that lost its record begins it anew; what was measured before stays until it is measured again.
+
+    An invalid point is no measurement: a valid one of before stays in its place.
+    """
+    before = {_place(point): point for point in known.points if point.valid}
+    here = {_place(point) for point in record.points if point.valid or _place(point) not in before}
+    further = [point for place, point in before.items() if place not in here]
+    own = [point for point in record.points if _place(point) in here]
+    return msgspec.structs.replace(record, points=[*own, *further]) if further else record
+
+
+def _place(point: rec.Point) -> tuple[str, int, int]:
+    return point.workload, point.concurrency, point.repeat
 
 
 def _json(value: Any) -> bytes:

@@ -218,8 +218,9 @@ def is_default(key: str, value: Any, release: str) -> bool:
 def _refuse_secret(name: str, key: str, value: Any) -> None:
     if value is None:
         return
-    if name in secrets.FLAGS or secrets.has_credentials(value):
-        what = "holds a secret" if name in secrets.FLAGS else "is given a URL with a password"
+    if name in secrets.FLAGS or secrets.holds_secret(value):
+        # An access token in a mapping of the loader's, a header, a URL with a password.
+        what = "holds a secret" if name in secrets.FLAGS else "is given a secret"
         raise FlagError(
             f"{flag_name(key)} {what}: a command line stands in the unit, the process list, the engine's log and "
             "/server_info. Leave it out; put a proxy that asks for a key in front of the loopback address."

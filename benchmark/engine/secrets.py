@@ -6,13 +6,43 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+# A tokenizer's `eos_token`, and counts: `per_token`, `first_token`.
+_NO_ACCESS = ("per", "first", "bos", "eos", "pad", "unk", "sep", "cls", "mask", "image", "video", "audio", "stop")
+# Of what lies in a cache or a table, and what anybody may read.
+_NO_LOCK = ("CACHE", "SORT", "PUBLIC", "PRIMARY", "FOREIGN", "PARTITION", "HASH", "GROUP", "ROUTING", "MAP", "DICT")
+# Of a compiler or a model.
+_NO_PASSWORD = (
+    "forward",
+    "backward",
+    "compile",
+    "compiler",
+    "fusion",
+    "first",
+    "second",
+    "single",
+    "multi",
+    "per",
+    "one",
+)
+
+
+def _none_of(words: tuple[str, ...]) -> str:
+    return "".join(rf"(?<!{word}[-_])" for word in words)
+
+
 _NAME = re.compile(
-    r"(^|[-_])(api[-_]?key|access[-_]?key|private[-_]?key|secret([-_]key)?|passw(or)?d|passphrase|credentials?"
-    r"|authorization|(?<!per[-_])(?<!first[-_])token)$|(api[-_]?key|secret|passw(or)?d)$",
+    r"(^|[-_])(secret([-_]key)?|passw(or)?d|passphrase|credentials?|authorization|connection[-_]string"
+    r"|(api|access|private|account|storage|signing|encryption|master|shared|session|ssh|license)[-_]?key"
+    r"|(hf|hub|api|access|auth|bearer|refresh|user|github|gitlab|registry)[-_]tokens"
+    rf"|{_none_of(_NO_ACCESS)}token)$"
+    rf"|[-_](pwd|pat|{_none_of(_NO_PASSWORD)}pass)$"
+    # Of variables any key: in free text `key: value` is a mapping's.
+    rf"|(?-i:[A-Z0-9]_{_none_of(_NO_LOCK)}KEY$)"
+    r"|(api[-_]?key|secret|passw(or)?d)$",
     re.IGNORECASE,
 )
-# A bounded scheme, so that a word of any length is read once.
-_CREDENTIALS = re.compile(r"(\w{1,40}://)[^/@\s]+@")
+# Up to the last @: a password may hold one. A bounded scheme, so that a word of any length is read once.
+_CREDENTIALS = re.compile(r"(\w{1,40}://)[^/\s]+@")
 
 REMOVED = "REMOVED"
 """What stands where a secret stood."""
@@ -23,9 +53,15 @@ _VALUE = re.compile(
     r"""|(?:Basic|Bearer|Digest|Token|Negotiate)\s+[^\s,"']+|[^\s,"']+"""
 )
 _BY_ITSELF = re.compile(
-    r"\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[opsu]_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,}"
+    # With a digit or a capital: `hf_checkpoints` is a folder.
+    r"\b(hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[opsu]_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,}"
+    r"|github_pat_\w{16,}|glpat-[\w-]{8,}|nvapi-[\w-]{8,}|xox[a-z]-[\w-]{8,}"
     r"|(?:Bearer|Basic)\s+[\w.~+/=-]{6,})"
 )
+_PATH = re.compile(r"/[\w./+-]*")
+"""A folder may be called as a token looks; nobody keeps one in its name."""
+_SWITCHES = ("", "0", "1", "true", "false")
+"""What a variable that only turns something on or off holds: HF_HUB_DISABLE_IMPLICIT_TOKEN."""
 _NOTHING = ("None", "null", "True", "False", "true", "false", "''", '""')
 
 FLAGS = ("api_key", "admin_api_key", "ssl_keyfile_password")
@@ -47,10 +83,20 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub(rf"\g<1>{REMOVED}@", text)
 
 
+def holds_secret(value: Any) -> bool:
+    """Whether a secret is in a value: a URL with a password, a key of a mapping that is named like one, a token."""
+    text = str(value)
+    return masked(text) != text and not _PATH.fullmatch(text)
+
+
 def secret_variable(environment: Mapping[str, Any]) -> str | None:
-    """The first variable that holds a secret, by its name or as a URL with a password; None where none does."""
+    """The first variable that holds a secret, by its name or by its value; None where none does."""
     return next(
-        (str(name) for name, value in environment.items() if is_secret(str(name)) or has_credentials(value)),
+        (
+            str(name)
+            for name, value in environment.items()
+            if (is_secret(str(name)) and str(value).lower() not in _SWITCHES) or holds_secret(value)
+        ),
         None,
     )
 

@@ -5,7 +5,7 @@ A file may have been cut off, spoiled, or written by another version of these to
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -15,6 +15,8 @@ class Lease(TypedDict):
     owner: str
     after: str
     previous: list[str]
+    tries: NotRequired[int]
+    why: NotRequired[str]
 
 
 class Start(TypedDict, total=False):
@@ -68,6 +70,7 @@ class Job(TypedDict, total=False):
     workload: str | dict[str, Any]
     concurrency: int
     repeat: int
+    engine_pid: int | None
 
 
 class Result(TypedDict, total=False):

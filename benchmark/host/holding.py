@@ -21,6 +21,8 @@ from .settings import HostError, Settings
 _LOOK_SECONDS = 2.0
 _PATIENCE_SECONDS = (1.0, 3.0, 10.0)
 """Between looks at a first node whose host does not answer; one that answers "refused" is believed at once."""
+_AGAIN_SECONDS, _AGAIN_AT_MOST_SECONDS = 60.0, 900.0
+"""Between two tries of a guard to give the host back, each twice as long as the one before."""
 _WHY = "sweep"
 
 
@@ -49,6 +51,8 @@ def begin(settings: Settings, token: str, owner: str, after: str, yields: list[s
         if not held:
             # A configuration that serves may be measured as well, with a unit that is not restarted by itself.
             kept.set_aside(settings, previous, _WHY)
+        if lease.ended(settings, token) is None:
+            lease.forget_ended(settings)
         taken = {"token": token, "owner": owner, "after": after, "previous": previous, "began_at": time.time()}
         lease.take(settings, taken | ({"first": first} if first else {}))
     manager.start(GUARD_UNIT)
@@ -60,7 +64,7 @@ def claim(settings: Settings, sweep: str | None) -> None:
 
     `sweep` is the token of the sweep that asks, "" for whoever is none; None for who gives the host back, and may. A
     sweep's own lease is renewed. One that was ended by the guard while its controller slept is taken again, unless
-    somebody else has the host by now.
+    somebody else has had the host since: a sweep, or whoever deployed or promoted something (`sweep` is "").
 
     Raises:
         HostError: another sweep holds the host, or this one does no longer.
@@ -78,6 +82,7 @@ def claim(settings: Settings, sweep: str | None) -> None:
             lease.keep(settings, held)
             return
         elif not sweep:
+            lease.forget_ended(settings)
             return
         elif (own := lease.ended(settings, sweep)) is not None:
             lease.take(settings, own | {"began_at": time.time()})
@@ -88,7 +93,10 @@ def claim(settings: Settings, sweep: str | None) -> None:
     if held is not None:
         raise HostError(_held(settings, held, sweep, mine=mine))
     if not guarded:
-        raise HostError("This sweep holds the host no longer: it was stopped here (playbooks/stop.yml). Sweep again.")
+        raise HostError(
+            "This sweep holds the host no longer: it was silent for too long and somebody else has used the host since "
+            "(a deployment, a promotion, another sweep), or it was stopped here (playbooks/stop.yml). Sweep again."
+        )
 
 
 def held_by(settings: Settings) -> str | None:
@@ -106,6 +114,8 @@ def _held(settings: Settings, held: dict[str, Any], sweep: str, *, mine: bool) -
         then = "The host is being given back: try again in a while"
     else:
         then = f"Wait for it (a sweep that was killed lets go after {settings.lease_seconds:.0f} s of silence)"
+    if why := held.get("why"):
+        then = f"The host could not be given back yet, and is tried again ({why}). Mend that"
     who = "Another sweep" if sweep else "A sweep"
     return f"{who} holds this host: {held['owner']}, {heard}. {then}, or end it: playbooks/stop.yml -e interrupt=true."
 
@@ -115,6 +125,7 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
 
     `previous` brings back what served, `stopped` leaves nothing, `winner` leaves what runs now (the caller has
     switched to it; what is promoted gets its unit back as it was). Call again until "phase" is "restored" or "failed".
+    A lease that the guard is ending stays after a failure that may pass: the guard tries again.
     """
     held = lease.current(settings)
     if held is not None and held["token"] != token and lease.alive(settings, held):
@@ -131,8 +142,12 @@ def end(settings: Settings, token: str, after: str | None = None) -> dict[str, A
 
     units = [] if (after or held["after"]) == "stopped" else held["previous"]
     kept.take_back(settings, units, _WHY)
-    said = restore(settings, units, f"{token}-end", alone=True)
-    if said["phase"] != "restoring":
+    # A token of its own for each try: a switch that has failed stays failed.
+    said = restore(settings, units, f"{token}-end{held.get('tries') or ''}", alone=True)
+    failure = said.get("failure") or {}
+    if said["phase"] == "failed" and held.get("ending") and failure.get("may_pass"):
+        lease.note_failed(settings, held, str(failure.get("sentence")))
+    elif said["phase"] != "restoring":
         lease.note_end(settings, held)
         lease.drop(settings, held)
         if not said["serving"]:
@@ -165,12 +180,22 @@ def _guarded(settings: Settings, manager: Manager) -> bool:
         return True
     # A point that was under way when the connection was lost goes on, to be collected later.
     silent = not lease.alive(settings, held) and not manager.state(JOB_UNIT).running
+    if _waits(held):
+        return False
     if held.get("ending") or (silent and not _rank_serves(settings, manager, held)):
         # Written down: it goes on where an error comes between, though it renews the lease while it is at it.
         lease.note_ending(settings, held)
         while end(settings, held["token"])["phase"] == "restoring" and not lease.taken_since(settings, held):
             lease.renew(settings, held["token"])
     return lease.current(settings) is None
+
+
+def _waits(held: dict[str, Any]) -> bool:
+    """Whether giving back has failed so lately that it is not tried again yet."""
+    if not (tries := held.get("tries", 0)):
+        return False
+    pause = min(_AGAIN_SECONDS * 2.0 ** min(tries - 1, 10), _AGAIN_AT_MOST_SECONDS)
+    return clock.since(held.get("tried")) < pause
 
 
 def _rank_serves(settings: Settings, manager: Manager, held: dict[str, Any]) -> bool:

@@ -10,11 +10,12 @@ from ..campaign import record as rec
 from ..engine.secrets import masked
 from . import clock, forms, holding, records, watch
 from .managers import manager_for
-from .services import JOB_UNIT, Manager
+from .services import JOB_UNIT, Manager, engine_unit
 from .settings import HostError, Settings, read_json, write_json
 
 _CURRENT, _PROGRESS, _RESULT = "job.json", "job-progress.json", "job-result.json"
 _LOOK_SECONDS = 0.2
+_TAIL_CHARACTERS = 600
 _CARRIED_BYTES = 512 << 10
 """A raw file of several hundred requests; the measured ones of docs/evidence are all smaller."""
 
@@ -61,7 +62,7 @@ def measure(settings: Settings, spec: dict[str, Any], *, seconds: float = 5.0) -
             if result["phase"] == "failed":
                 return _failed(str(result.get("failure")))
             return _done(settings, spec, _measured(settings, spec), changed=True)
-        if why := watch.ended(manager, spec["configuration"]):
+        if why := watch.ended(manager, spec["configuration"], (current(settings) or {}).get("engine_pid")):
             return _given_up(manager, spec, why)
         if over and (point := _measured(settings, spec)) is not None and point.valid:
             # It is there; only the word that it is there was lost.
@@ -183,7 +184,8 @@ def _reason_to_leave(settings: Settings, spec: dict[str, Any]) -> str:
 def _start(settings: Settings, manager: Manager, spec: dict[str, Any]) -> None:
     (settings.state / _RESULT).unlink(missing_ok=True)
     (settings.state / _PROGRESS).unlink(missing_ok=True)
-    write_json(settings.state / _CURRENT, spec | {"asked": clock.mark()})
+    pid = manager.state(engine_unit(spec["configuration"])).pid
+    write_json(settings.state / _CURRENT, spec | {"asked": clock.mark(), "engine_pid": pid})
     manager.start(JOB_UNIT)
 
 
@@ -235,4 +237,5 @@ def _tail(settings: Settings, manager: Manager) -> str:
         lines = manager.log(JOB_UNIT).read_text(errors="replace").splitlines()
     except OSError:
         return "(none)"
-    return " | ".join(lines[-3:])[-600:] or "(empty)"
+    # Secrets are looked for before the cut: half of one would not look like one.
+    return " | ".join(masked(line) for line in lines[-3:])[-_TAIL_CHARACTERS:] or "(empty)"

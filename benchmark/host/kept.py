@@ -1,12 +1,19 @@
-"""A unit's files as they were when it last was ready, so that what served before can be brought back as it was."""
+"""A unit's files as they were when it last was ready, so that what served before can be brought back as it was.
+
+There is no other copy of them: a file is written whole and flushed, or the one before stays.
+"""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+from ..durable import flush_names
 from .services import Manager
-from .settings import Settings
+from .settings import Settings, locked, write_bytes
+
+_LOCK = "kept"
+"""A guard and a controller may both be ending a sweep."""
 
 
 def _files(settings: Settings, unit: str) -> list[Path]:
@@ -19,25 +26,47 @@ def keep(settings: Settings, unit: str) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     for file in _files(settings, unit):
         if file.exists():
-            shutil.copy2(file, kept / file.name)
+            _write(file, kept / file.name)
 
 
 def set_aside(settings: Settings, units: list[str], why: str) -> None:
     """Remember a second time what these units last were ready with: what comes in between is ready with other files."""
-    for unit in units:
-        _copy(settings.state / "ready" / unit, settings.state / "aside" / why / unit)
+    with locked(settings, _LOCK):
+        for unit in units:
+            _copy(settings.state / "ready" / unit, settings.state / "aside" / why / unit)
 
 
 def take_back(settings: Settings, units: list[str], why: str) -> None:
     """Make what was set aside what the units last were ready with, for `put_back` to give it to them."""
-    for unit in units:
-        _copy(settings.state / "aside" / why / unit, settings.state / "ready" / unit)
+    with locked(settings, _LOCK):
+        for unit in units:
+            _copy(settings.state / "aside" / why / unit, settings.state / "ready" / unit)
 
 
 def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(source, target)
+    """The folder whole, or the one that was there; one that a killed verb left half made is begun anew."""
+    if not source.is_dir():
+        return
+    new, old = (target.with_name(f".{target.name}.{which}") for which in ("new", "old"))
+    for left in (new, old):
+        shutil.rmtree(left, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        for file in source.glob("[!.]*"):
+            _write(file, new / file.name)
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    # A folder that is not empty cannot be replaced in one step; whoever is killed in between copies again.
+    if target.is_dir():
+        target.rename(old)
+    new.rename(target)
+    flush_names(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(source: Path, target: Path) -> None:
+    write_bytes(target, source.read_bytes(), source.stat().st_mode & 0o777)
 
 
 def put_back(settings: Settings, manager: Manager, unit: str) -> None:
@@ -45,5 +74,5 @@ def put_back(settings: Settings, manager: Manager, unit: str) -> None:
     for file in _files(settings, unit):
         kept = settings.state / "ready" / unit / file.name
         if kept.exists() and (not file.exists() or kept.read_bytes() != file.read_bytes()):
-            shutil.copy2(kept, file)
+            _write(kept, file)
     manager.reload()

@@ -15,10 +15,13 @@ from .settings import Settings, locked, read_json, write_json
 
 _LEASE, _COPY, _ENDED, _LOCK = "lease.json", "lease-copy.json", "lease-ended.json", "lease"
 
+_OF_ITS_END = ("ending", "tries", "tried", "why")
+
 
 def current(settings: Settings) -> dict[str, Any] | None:
     """{"token", "owner", "after", "previous": [units], "began_at", "renewed_at", "renewed", "first": where the first
-    of several nodes is met, on the others, "ending": its guard gives the host back}; None: no sweep."""
+    of several nodes is met, on the others, "ending": its guard gives the host back, "tries": how often that failed,
+    "tried": when last, "why"}; None: no sweep."""
     return _read(settings, _LEASE) or _read(settings, _COPY)
 
 
@@ -36,9 +39,12 @@ def take(settings: Settings, lease: dict[str, Any]) -> None:
 
 
 def renew(settings: Settings, token: str | None = None) -> None:
-    """Renew the lease; only this sweep's where a token is given."""
+    """Renew the lease; only this sweep's where a token is given.
+
+    Not one that could not be given back: it falls silent though its guard is at it, so that the next sweep may take it.
+    """
     with exclusive(settings):
-        if (held := current(settings)) and token in (None, held["token"]):
+        if (held := current(settings)) and token in (None, held["token"]) and not held.get("tries"):
             keep(settings, held)
 
 
@@ -55,6 +61,17 @@ def note_ending(settings: Settings, held: dict[str, Any]) -> None:
     with exclusive(settings):
         if not held.get("ending") and not taken_since(settings, held):
             take(settings, held | {"ending": True})
+
+
+def note_failed(settings: Settings, held: dict[str, Any], why: str) -> None:
+    """The host could not be given back, for a reason that may pass: it is to be tried again, unless it was let go."""
+    with exclusive(settings):
+        now = current(settings)
+        if now is None or taken_since(settings, held):
+            return
+        told = now | {"tries": now.get("tries", 0) + 1, "tried": clock.mark(), "why": why}
+        for name in (_COPY, _LEASE):
+            write_json(settings.state / name, told)
 
 
 def mend(settings: Settings) -> None:
@@ -76,12 +93,17 @@ def drop(settings: Settings, held: dict[str, Any] | None = None) -> None:
 def forget(settings: Settings) -> None:
     """Let go for good: the sweep that holds the host, or held it last, does not come back."""
     drop(settings)
+    forget_ended(settings)
+
+
+def forget_ended(settings: Settings) -> None:
+    """Somebody else has the host now: the sweep that was ended last takes it no more, and brings back nothing."""
     (settings.state / _ENDED).unlink(missing_ok=True)
 
 
 def note_end(settings: Settings, held: dict[str, Any]) -> None:
     """Remember a lease that was ended, perhaps by the guard while its sweep is only slow or the host was booted."""
-    told = {key: value for key, value in held.items() if key != "ending"}
+    told = {key: value for key, value in held.items() if key not in _OF_ITS_END}
     write_json(settings.state / _ENDED, told | {"ended": clock.mark()})
 
 

@@ -1,8 +1,9 @@
-"""How long a start is waited for: as long as it moves, and no longer than its bytes can take.
+"""How long a start is waited for: as long as it moves, and past the time that its bytes take only while it works.
 
 A start moves while its log grows, its processes read, the GPUs' memory changes, or a compiler runs. CPU time is no
 sign: a rank that waits for its peers for ever spins. All GPUs busy at low power and nothing moving is what a
-collective that never ends looks like.
+collective that never ends looks like. A log that grows is no work: a server that is never ready writes a line each time
+it is asked whether it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from .processes import Process
 from .settings import Settings
 
 HANG_SHARE = 0.2
-"""Of `quiet_seconds`: so long a start that looks like a hang is given before it is called one."""
+"""Of `quiet_seconds`: so long a start that looks like a hang is given before it is called one, and one that has had its
+time and does not work any more."""
 _OTHER_STAGES_SECONDS = 900.0
 """Graphs, kernels and warm-up, which do not follow from the model's size."""
 _RATE_MARGIN = 3.0
@@ -36,18 +38,25 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def note(settings: Settings, start: dict[str, Any], log: Path, processes: list[Process]) -> None:
-    """Put into `start["signs"]` what can be seen now, and when it last moved; of GPUs, `start["gpus"]` alone."""
+    """Put into `start["signs"]` what can be seen now, when it last moved, and when it last worked, which is without its
+    log; of GPUs, `start["gpus"]` alone."""
     signs = start.setdefault("signs", {"moved": clock.mark()})
+    signs.setdefault("worked", clock.mark())
     size, read = _size(log), _bytes_read(processes)
-    compiling = any(Path(p.command.split(" ", 1)[0]).name in _COMPILERS for p in processes)
-    moved = size != signs.get("log_bytes") or compiling
-    if read is not None and read - signs.get("read_bytes", 0) >= _SMALLEST_STEP_BYTES:
-        moved, signs["read_bytes"] = True, read
+    works = compiling = any(Path(p.command.split(" ", 1)[0]).name in _COMPILERS for p in processes)
+    if read and sum(read) - signs.get("read_bytes", 0) >= _SMALLEST_STEP_BYTES:
+        works, signs["read_bytes"], signs["most_read_bytes"] = True, sum(read), max(read)
+    moved = works or size != signs.get("log_bytes")
     signs |= {"log_bytes": size, "compiling": compiling}
-    # Asking the driver costs a process; what moves by itself is not asked.
-    if not moved and _quiet(signs) > _STILL_SECONDS and clock.since(signs.get("asked")) > _GPU_LOOK_SECONDS:
-        moved = _look_at_gpus(settings, signs, start.get("gpus"))
-    if moved:
+    late = settings.start_seconds < clock.since(start.get("began")) < float("inf")
+    # Asking the driver costs a process; what moves by itself is not asked, unless it has to work by now.
+    still = not works if late else not moved
+    silence = _idle(signs) if late else _quiet(signs)
+    if still and silence > _STILL_SECONDS and clock.since(signs.get("asked")) > _GPU_LOOK_SECONDS:
+        works = _look_at_gpus(settings, signs, start.get("gpus"))
+    if works:
+        signs["worked"] = clock.mark()
+    if moved or works:
         signs["moved"] = clock.mark()
         signs.pop("busy_since", None)
 
@@ -91,30 +100,35 @@ def verdict(settings: Settings, name: str, start: dict[str, Any], stage: str, mo
             "Look at the log and at the processes (py-spy dump); raise sglang_service_quiet_seconds if this is usual.",
         )
     limit, why = time_limit(settings, start, model_bytes)
-    if elapsed > limit:
+    if elapsed > limit and (idle := _idle(signs)) > settings.quiet_seconds * HANG_SHARE:
         return Verdict(
             "start_too_slow",
-            f"{name} was not ready {elapsed:.0f} s after its start; it is at '{stage}'. The limit is {limit:.0f} s "
-            f"({why}).",
-            "Raise sglang_service_start_seconds if it still moves; look at the log if it does not.",
+            f"{name} was not ready {elapsed:.0f} s after its start; it is at '{stage}', and for {idle:.0f} s it has "
+            f"read nothing, compiled nothing and taken no GPU memory. The limit is {limit:.0f} s ({why}).",
+            "Look at the end of the log; raise sglang_service_start_seconds if it needs longer without any of these.",
             may_pass=False,
         )
     return None
 
 
 def time_limit(settings: Settings, start: dict[str, Any], model_bytes: int) -> tuple[float, str]:
-    """(seconds, why): the setting, or what the model's bytes take at the rate that its files are read with."""
-    rate = read_rate(start)
+    """(seconds, why): the setting, or what the model's bytes take at the rate that its files are read with.
+
+    Each rank may read all of them, so the rate is that of the one that reads most. Of ranks that share the files among
+    them it is too low, which only gives more time to what still works.
+    """
+    rate = read_rate(start, "most_read_bytes")
     if model_bytes and rate:
         needed = _RATE_MARGIN * model_bytes / rate + _OTHER_STAGES_SECONDS
         if needed > settings.start_seconds:
-            return needed, f"{model_bytes / 1e9:.0f} GB at {rate / 1e6:.0f} MB/s, {_RATE_MARGIN:g} times, and the rest"
+            told = f"{model_bytes / 1e9:.0f} GB at {rate / 1e6:.0f} MB/s a rank"
+            return needed, f"{told}, {_RATE_MARGIN:g} times, and the rest"
     return settings.start_seconds, "sglang_service_start_seconds"
 
 
-def read_rate(start: dict[str, Any]) -> float | None:
-    """Bytes a second that this start has read so far; None before it is worth telling."""
-    read, elapsed = (start.get("signs") or {}).get("read_bytes", 0), clock.since(start.get("began"))
+def read_rate(start: dict[str, Any], of: str = "read_bytes") -> float | None:
+    """Bytes a second that this start has read so far, by all its ranks; None before it is worth telling."""
+    read, elapsed = (start.get("signs") or {}).get(of, 0), clock.since(start.get("began"))
     return read / elapsed if read >= _SMALLEST_STEP_BYTES and 1.0 < elapsed < float("inf") else None
 
 
@@ -145,6 +159,11 @@ def _quiet(signs: dict[str, Any]) -> float:
     return clock.since(signs.get("moved"))
 
 
+def _idle(signs: dict[str, Any]) -> float:
+    """Seconds since it last worked; what was noted by tools of before knows only when it moved."""
+    return clock.since(signs.get("worked", signs.get("moved")))
+
+
 def _size(log: Path) -> int:
     try:
         return log.stat().st_size
@@ -152,16 +171,15 @@ def _size(log: Path) -> int:
         return 0
 
 
-def _bytes_read(processes: list[Process]) -> int | None:
-    """What the processes have read of files, page cache included; None where that may not be seen."""
-    total, seen = 0, False
+def _bytes_read(processes: list[Process]) -> list[int]:
+    """What each process has read of files, page cache included; without those of which that may not be seen."""
+    read = []
     for process in processes:
         try:
             lines = Path("/proc", str(process.pid), "io").read_text().splitlines()
             values = dict(line.split(": ", 1) for line in lines)
             # Mapped files are read by page faults, which only the second counts, and only from the disk.
-            total += max(int(values["rchar"]), int(values["read_bytes"]))
-            seen = True
+            read.append(max(int(values["rchar"]), int(values["read_bytes"])))
         except (OSError, ValueError, KeyError):
             continue
-    return total if seen else None
+    return read

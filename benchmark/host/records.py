@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from ..load.workload import Workload, WorkloadError, named
 from . import engine_http, gpus, promotion
 from .services import engine_unit
 from .serving import running
-from .settings import HostError, Settings, write_bytes
+from .settings import HostError, Settings, locked, write_bytes
 
 GIB = 1 << 30
 LOG_DIGIT_BYTES = GIB // 100
 """Sizes in the engine's log have two digits."""
 _KEY = re.compile(r"[A-Za-z0-9]+(-s[1-9][0-9]*)?")
+_LOCK = "records"
+"""Between reading a record and writing it nobody else does: a verb and the load generator are two processes."""
 _COPY = "record-copy.json"
 """Hours of measuring hang on a record: a second one lies beside it."""
 _ENDED_BY = ("aborted", "no_requests", "server_restarted")
@@ -61,20 +64,21 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
     name, key = context["configuration"]["name"], rec.folder_name(fingerprint, number)
     path = _path(settings, name, key)
     ladder = [int(rung) for rung in context["ladder"]]
-    record = _read(path)
-    if record is None:
-        record = _new(settings, context, devices, fingerprint, of)
-    elif record.ladder != ladder:
-        # What was left out was left for the other ladder's sake.
-        record = msgspec.structs.replace(record, ladder=ladder, left=None)
     further = further_of(workload, ladder, context["further"]) if context.get("further") else []
-    record = msgspec.structs.replace(record, after_ladder=further)
-    if record.outcome == "failed":
-        # Tried again: what a failed try has measured stays, its failure does not.
-        outcome = "measured" if record.points else "skipped"
-        record = msgspec.structs.replace(record, outcome=outcome, failure=None, complete=False)
-    record = msgspec.structs.replace(record, complete=is_complete(record))
-    _write(path, record)
+    with locked(settings, _LOCK):
+        record = _read(path)
+        if record is None:
+            record = _new(settings, context, devices, fingerprint, of)
+        elif record.ladder != ladder:
+            # What was left out was left for the other ladder's sake.
+            record = msgspec.structs.replace(record, ladder=ladder, left=None)
+        record = msgspec.structs.replace(record, after_ladder=further)
+        if record.outcome == "failed":
+            # Tried again: what a failed try has measured stays, its failure does not.
+            outcome = "measured" if record.points else "skipped"
+            record = msgspec.structs.replace(record, outcome=outcome, failure=None, complete=False)
+        record = msgspec.structs.replace(record, complete=is_complete(record))
+        _write(path, record)
     return {
         "fingerprint": fingerprint,
         "key": key,
@@ -239,11 +243,14 @@ def started(settings: Settings, name: str, key: str, start: dict[str, Any]) -> N
     if record.start and record.start.started_at == _stamp(start["started_at"]):
         return
     new = start_of(settings, start)
-    earlier = list(record.earlier_starts)
-    if record.start and record.start.started_at in {point.engine_started_at for point in record.points}:
-        earlier.append(record.start)
-    earlier = [known for known in earlier if known.started_at != new.started_at]
-    _change(settings, name, key, start=new, earlier_starts=earlier)
+
+    def with_start(record: rec.Record) -> dict[str, Any]:
+        earlier = list(record.earlier_starts)
+        if record.start and record.start.started_at in {point.engine_started_at for point in record.points}:
+            earlier.append(record.start)
+        return {"start": new, "earlier_starts": [known for known in earlier if known.started_at != new.started_at]}
+
+    _change(settings, name, key, with_start)
 
 
 def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
@@ -269,11 +276,14 @@ def start_of(settings: Settings, start: dict[str, Any]) -> rec.Start:
 
 def add_point(settings: Settings, name: str, key: str, point: rec.Point) -> None:
     """Append a point; the same rung and repeat measured again takes the place of the earlier one."""
-    record = opened(settings, name, key)
     place = (point.workload, point.concurrency, point.repeat)
-    others = [p for p in record.points if (p.workload, p.concurrency, p.repeat) != place]
-    point = msgspec.structs.replace(point, engine_started_at=record.start.started_at if record.start else None)
-    _change(settings, name, key, points=[*others, point], outcome="measured", failure=None)
+
+    def with_point(record: rec.Record) -> dict[str, Any]:
+        others = [p for p in record.points if (p.workload, p.concurrency, p.repeat) != place]
+        of = record.start.started_at if record.start else None
+        return {"points": [*others, msgspec.structs.replace(point, engine_started_at=of)]}
+
+    _change(settings, name, key, with_point, outcome="measured", failure=None)
 
 
 def first_measured(settings: Settings, name: str, key: str, workload: str, concurrency: int) -> rec.Point | None:
@@ -337,7 +347,7 @@ def finish(settings: Settings, name: str, key: str, facts: Path | None = None) -
     record = opened(settings, name, key)
     # A record that was closed before stays as it is, the time of its last change included.
     if record.complete != is_complete(record):
-        _change(settings, name, key, complete=is_complete(record))
+        _change(settings, name, key, lambda record: {"complete": is_complete(record)})
     record = opened(settings, name, key)
     fact = _fact(settings, record)
     changed = facts is not None and _write_fact(facts / f"sglang_{name}.fact", fact)
@@ -441,9 +451,17 @@ def opened(settings: Settings, name: str, key: str) -> rec.Record:
     return record
 
 
-def _change(settings: Settings, name: str, key: str, **changes: Any) -> None:
-    record = msgspec.structs.replace(opened(settings, name, key), updated_at=now(), **changes)
-    _write(_path(settings, name, key), record)
+def _change(
+    settings: Settings, name: str, key: str, found: Callable[[rec.Record], dict[str, Any]] | None = None, **fields: Any
+) -> None:
+    """Change fields of a record; `found` makes them from it as it is now: a point that is under way may just be added.
+
+    Nothing that holds the lock calls this.
+    """
+    with locked(settings, _LOCK):
+        record = opened(settings, name, key)
+        changes = fields | (found(record) if found else {})
+        _write(_path(settings, name, key), msgspec.structs.replace(record, updated_at=now(), **changes))
 
 
 def _write(path: Path, record: rec.Record) -> None:

@@ -20,12 +20,21 @@ _WARMING = ("warm-up", "fixed prompts", None)
 """Phases in which kernels are compiled, which takes minutes without a token."""
 
 
-def ended(manager: Manager, configuration: str) -> str | None:
-    """Why the engine's main process is no longer the one that is measured; None while it is."""
+def ended(manager: Manager, configuration: str, pid: int | None = None) -> str | None:
+    """Why the engine's main process is no longer the one that is measured; None while it is.
+
+    Args:
+        pid: of the main process when the point began; None where that is not known.
+    """
     state = manager.state(engine_unit(configuration))
     if not state.running:
         return f"The engine ended ({state.detail})."
-    return "The engine was started again by its service manager." if state.restarts else None
+    if state.restarts:
+        return "The engine was started again by its service manager."
+    if pid and state.pid and state.pid != pid:
+        # Nothing else tells: a service manager counts only what it starts again by itself.
+        return f"The engine was started again past these tools: its main process was pid {pid}, and is pid {state.pid}."
+    return None
 
 
 def silent(settings: Settings, manager: Manager, job: dict[str, Any], progress: dict[str, Any]) -> str | None:

@@ -34,6 +34,8 @@ BIN = Path(sys.executable).parent
 CAMPAIGN = "chaos"
 SHAPES = ("tp8", "ep8", "pp8")
 """Of the catalogue; a round has two of them under names of its own."""
+AFTER_LADDER = {"workload": WORKLOAD | {"name": "short_after"}, "concurrency": LADDER[-1] + 1}
+"""One point that follows the ladder; no rung has its concurrency, by which a point is told here."""
 ALONE = 1_000_000
 """The seed of a sweep that nothing strikes."""
 SETTINGS = {
@@ -110,7 +112,7 @@ class Playbooks:
             "interrupt": True,
             "sglang_benchmark_workload": WORKLOAD,
             "sglang_benchmark_concurrencies": self.ladder(seed),
-            "sglang_benchmark_further": [],
+            "sglang_benchmark_further": [AFTER_LADDER],
             "sglang_benchmark_first_again": False,
             "sglang_benchmark_accuracy": False,
             "sglang_benchmark_point_seconds": 120,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
+import itertools
 import json
 
 import pytest
@@ -81,9 +83,21 @@ def test_further_starts_measure_what_the_objective_is_read_from(site):
         2: {("quick", 4), ("quick_open", 4)},
         3: {("quick", 4), ("quick_open", 4)},
     }
+    assert_each_was_kept_before_the_next_began(site)
     decision = decision_of(site)
     assert (decision["winner"]["objective"], decision["winner"]["starts"]) == ("goodput", 3)
     assert decision["noise"]["goodput"]["assumed"] is False
+
+
+def assert_each_was_kept_before_the_next_began(site):
+    """Those after the ladder too: a controller that is killed in a start's last point has lost none before it."""
+    campaign = campaign_of(site)
+    for record in campaign.records():
+        points = sorted(record.points, key=lambda point: point.started_at)
+        for point, after in itertools.pairwise(points):
+            kept = campaign.raw_file(record, point.raw).stat().st_mtime
+            # A record's times are whole seconds.
+            assert kept < dt.datetime.fromisoformat(after.started_at).timestamp() + 1
 
 
 def test_a_rung_that_cannot_win_is_left_out_with_the_reason(site):

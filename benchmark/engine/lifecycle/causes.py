@@ -57,6 +57,7 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
         memory.no_room_for_kv,
     ),
     (memory.OUT_OF_MEMORY, memory.out_of_memory),
+    (memory.OUT_OF_MEMORY_UNSIZED, memory.out_of_memory_unsized),
     (
         re.compile(r"^ZeroDivisionError: integer (?:division or )?modulo by zero|^ZeroDivisionError: integer division"),
         special.zero_division,
@@ -112,14 +113,16 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
             r"HFValidationError: |is not a local folder and is not a valid model identifier"
             r"|^OSError: (?:Repo id must be|.* does not appear to have|Can't load|We couldn't connect)"
             r"|LocalEntryNotFoundError|OfflineModeIsEnabled|Cannot find any model weights|RepositoryNotFoundError"
-            r"|GatedRepoError|No such file or directory: '[^']*(?:config\.json|tokenizer|\.safetensors)",
+            # Without quotes as safetensors prints it since 0.8, with double ones before.
+            r"|GatedRepoError|No such file or directory: [\"']?[^\"']*(?:config\.json|tokenizer|\.safetensors)",
         ),
         special.no_model,
     ),
     (
         re.compile(
             r"Driver/library version mismatch|forward compatibility was attempted on non supported HW"
-            r"|CUDA driver version is insufficient|NVIDIA driver on your system is too old",
+            r"|CUDA driver version is insufficient|NVIDIA driver on your system is too old"
+            r"|system has unsupported display driver",
             re.IGNORECASE,
         ),
         plain(
@@ -142,22 +145,25 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
         ),
     ),
     (
-        re.compile(r"\bXid\b.*?(\d{1,3})|GPU is lost|fallen off the bus|(uncorrectable ECC error)", re.IGNORECASE),
-        plain(
-            "gpu_fault",
-            "A GPU failed (Xid {0}).",
-            "Read the Xid lines (journalctl -k | grep -i xid); the GPU needs a reset, or the host a reboot.",
+        re.compile(
+            # The kernel's line names the GPU by its PCI address, and then the number.
+            r"\bXid\b(?: \(PCI:[^)]{0,40}\))?\D{0,40}?(?P<xid>\d{1,3})\b"
+            r"|(?P<word>GPU is lost|fallen off the bus|uncorrectable ECC error)",
+            re.IGNORECASE,
         ),
+        special.gpu_fault,
     ),
     (
         re.compile(
-            r"(?:No such file or directory: '([^']*(?:ninja|nvcc|gcc|g\+\+)[^']*)'|(ninja)(?:: command)? not "
-            r"found|(Ninja) is required|(nvcc)(?:: command)? not found|Could not find (nvcc))",
+            # As Python says it, as a shell does (`/bin/sh: 1: ninja: not found`), as PyTorch does.
+            r"(?:No such file or directory: '([^']*(?:ninja|nvcc|gcc|g\+\+)[^']*)'"
+            r"|(?<![\w./+-])((?:[\w./+-]{0,300}/)?(?:ninja|nvcc|ptxas|cicc|gcc|[gc]\+\+))(?:: command|:)? not found"
+            r"|(Ninja) is required|Could not find (nvcc))",
             re.IGNORECASE,
         ),
         plain(
             "kernel_tool_missing",
-            "A tool to build kernels is missing: {0}{1}{2}{3}{4}.",
+            "A tool to build kernels is missing: {0}{1}{2}{3}.",
             "Put the venv's bin and CUDA's bin on the unit's PATH and set CUDA_HOME; check it with that environment.",
         ),
     ),
@@ -208,12 +214,9 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
             r"invalid argument.*custom_all_?reduce|custom_all_?reduce.*invalid argument)",
             re.IGNORECASE,
         ),
-        plain(
-            "p2p",
-            "The GPUs cannot reach each other's memory.",
-            "Check ACS and IOMMU (redirects on the bridges); try --disable-custom-all-reduce or NCCL_P2P_DISABLE=1.",
-        ),
+        special.p2p,
     ),
+    (re.compile(r"CUD(?:A|ART) error: ?invalid argument", re.IGNORECASE), special.p2p_by_its_frames),
     (
         re.compile(r"MemoryError\b|Cannot allocate memory|oom-kill|Out of memory: Killed process", re.IGNORECASE),
         plain(
@@ -230,10 +233,13 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
         ),
     ),
     (
-        re.compile(r"^PermissionError: (.+)|Permission denied: ?'?([^']*)", re.IGNORECASE),
+        re.compile(
+            r"^PermissionError: (.+)|Permission denied: ?'?([^']*)|(?<!\S)(\S{1,300}): Permission denied",
+            re.IGNORECASE,
+        ),
         plain(
             "permission_denied",
-            "The service's user may not use {0}{1}.",
+            "The service's user may not use {0}{1}{2}.",
             "Check owner and mode as that user (a wheel's binaries may be executable by their owner only).",
         ),
     ),

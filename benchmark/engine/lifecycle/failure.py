@@ -75,7 +75,8 @@ class Case:
         return (self.figures.get("server_args") or {}).get(name)
 
 
-Builder = Callable[[Case], Failure]
+Builder = Callable[[Case], Failure | None]
+"""None: the line fits the pattern, and what is around it says that it is something else."""
 
 
 def plain(kind: str, sentence: str, advice: str, *, stage: str | None = None, may_pass: bool = False) -> Builder:
@@ -97,4 +98,4 @@ def plain(kind: str, sentence: str, advice: str, *, stage: str | None = None, ma
 def _fill(text: str, groups: Sequence[str]) -> str:
     for number, group in enumerate(groups):
         text = text.replace("{" + str(number) + "}", group[:300])
-    return text
+    return text.replace(" ()", "")

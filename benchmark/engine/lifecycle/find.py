@@ -61,10 +61,10 @@ def find_failure(lines: Sequence[Line], figures: Mapping[str, Any]) -> Failure |
             if not quick.search(head) or _IGNORED.search(head) or not _serious(line):
                 continue
             for pattern, build in group:
-                match = pattern.search(head)
-                if match:
-                    block = _block(lines, number)
-                    failure = build(Case(line, match, block, figures, lines[:number]))
+                if not (match := pattern.search(head)):
+                    continue
+                block = _block(lines, number)
+                if failure := build(Case(line, match, block, figures, lines[:number])):
                     return _with_evidence(failure, line, block)
     return _unnamed(lines)
 

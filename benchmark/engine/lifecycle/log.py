@@ -127,7 +127,8 @@ def read_log(text: str) -> Lifecycle:
         if stage:
             whole = _next_stage(whole, stage)
             current[line.rank] = _next_stage(current.get(line.rank, ""), stage)
-        line.stage = current.get(line.rank) or current.get("") or "process"
+        # The server's word that it is ready is for all of its ranks.
+        line.stage = whole if whole == "ready" else current.get(line.rank) or current.get("") or "process"
         _read_figures(line, figures, transports, graphs)
     for name in ("graph_bytes", "prefill_graph_bytes"):
         sizes = [size for (_, kind), size in graphs.items() if kind == name]

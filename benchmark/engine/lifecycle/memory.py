@@ -13,6 +13,10 @@ OUT_OF_MEMORY = re.compile(
     rf"(?:OutOfMemoryError|CUDA out of memory).*?Tried to allocate {_AMOUNT}"
     rf"(?:.*?GPU (\d+) has a total capacity of {_AMOUNT} of which {_AMOUNT} is free)?"
 )
+OUT_OF_MEMORY_UNSIZED = re.compile(
+    r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'", re.IGNORECASE
+)
+"""The driver's own word, past PyTorch's allocator: it names no amount."""
 _OTHER_PROCESS = re.compile(rf"Process (\d{{1,10}}) has {_AMOUNT} memory in use")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB, "TiB": 1 << 40}
 _FRAMES = (
@@ -28,7 +32,8 @@ def place(case: Case) -> str:
     text = "\n".join(case.block)
     for stage, pattern in _FRAMES:
         if pattern.search(text):
-            return stage
+            # The warm-up's requests go through the same loop.
+            return "warmup" if (stage, case.stage) == ("ready", "warmup") else stage
     return case.stage
 
 
@@ -49,6 +54,19 @@ def out_of_memory(case: Case) -> Failure:
             may_pass=True,
         )
     return _OUT_OF_MEMORY.get(stage, _oom_weights)(case, asked + where)
+
+
+def out_of_memory_unsized(case: Case) -> Failure:
+    stage = place(case)
+    if (named := _OUT_OF_MEMORY.get(stage)) is None:
+        return Failure(
+            "blocked_by_others",
+            stage,
+            "A GPU had no memory before the weights were loaded: something else holds it.",
+            advice="See who holds it (nvidia-smi), end it or wait, then start again.",
+            may_pass=True,
+        )
+    return named(case, "an allocation outside PyTorch's pool, whose size CUDA does not tell")
 
 
 def _oom_weights(case: Case, what: str) -> Failure:
@@ -95,17 +113,20 @@ def _fewer_graphs(case: Case) -> int:
 
 
 def _oom_running(case: Case, what: str) -> Failure:
+    """In the first prefill, which is the warm-up's, or once it is ready, under load."""
     fraction, chunk = case.setting("mem_fraction_static"), case.setting("chunked_prefill_size")
-    prefill = "forward_extend" in "\n".join(case.block)
     lower = f" from {fraction:g} to {_floor(fraction - 0.04):.2f}" if isinstance(fraction, float) else ""
     half = f" from {chunk} to {max(2048, min(chunk // 2, 8192))}" if isinstance(chunk, int) and chunk > 2048 else ""
-    return Failure(
-        "out_of_memory_running",
-        "ready",
-        f"The engine ran out of memory {'in a prefill' if prefill else 'under load'}: {what}.",
-        advice=f"Lower --mem-fraction-static{lower}, or --chunked-prefill-size{half}: activations live outside the "
-        "fraction.",
+    advice = (
+        f"Lower --mem-fraction-static{lower}, or --chunked-prefill-size{half}: activations live outside the fraction."
     )
+    # A log that was read from its middle does not say that it was ready.
+    if case.stage != "ready" and "server_args" in case.figures:
+        sentence = f"The engine ran out of memory in its first prefill: {what}."
+        return Failure("out_of_memory_prefill", "warmup", sentence, advice=advice)
+    prefill = "forward_extend" in "\n".join(case.block)
+    sentence = f"The engine ran out of memory {'in a prefill' if prefill else 'under load'}: {what}."
+    return Failure("out_of_memory_running", "ready", sentence, advice=advice)
 
 
 def _floor(number: float) -> float:

@@ -7,6 +7,8 @@ import re
 
 from .failure import LONGEST_LINE, Case, Failure
 
+_SHARES_MEMORY = re.compile(r"custom_all_?reduce", re.IGNORECASE)
+
 
 def port(case: Case) -> Failure:
     port = case.match.group(1) or case.setting("port") or "its port"
@@ -70,6 +72,30 @@ def group_missing(case: Case) -> Failure:
     )
 
 
+def gpu_fault(case: Case) -> Failure:
+    word, xid = case.match["word"], case.match["xid"]
+    return Failure(
+        "gpu_fault",
+        case.stage,
+        f"A GPU failed ({f'Xid {xid}' if xid else word}).",
+        advice="Read the Xid lines (journalctl -k | grep -i xid); the GPU needs a reset, or the host a reboot.",
+    )
+
+
+def p2p(case: Case) -> Failure:
+    return Failure(
+        "p2p",
+        case.stage,
+        "The GPUs cannot reach each other's memory.",
+        advice="Check ACS and IOMMU (redirects on the bridges); try --disable-custom-all-reduce or NCCL_P2P_DISABLE=1.",
+    )
+
+
+def p2p_by_its_frames(case: Case) -> Failure | None:
+    """CUDA refuses an argument for many reasons; under the custom all-reduce it is a peer's memory, not opened."""
+    return p2p(case) if any(_SHARES_MEMORY.search(frame[:LONGEST_LINE]) for frame in case.block) else None
+
+
 def unknown_flag(case: Case) -> Failure:
     given = case.match.group(1).strip()
     known = {flag for line in case.before[-600:] for flag in re.findall(r"--[a-z0-9-]+", line.text[:LONGEST_LINE])}
@@ -84,7 +110,8 @@ def unknown_flag(case: Case) -> Failure:
 
 
 def no_model(case: Case) -> Failure:
-    paths = re.findall(r"'(/[^']{1,300})'", case.line.text)
+    paths = re.findall(r"""['"](/[^'"]{1,300})['"]|directory: (/\S{1,300})""", case.line.text[:LONGEST_LINE])
+    paths = [quoted or bare for quoted, bare in paths]
     where = (paths[-1] if paths else None) or case.setting("model_path")
     return Failure(
         "no_model",

@@ -18,8 +18,8 @@ from benchmark.campaign.store import Campaign
 RAW = "requests-quick-c001.jsonl.zst"
 
 
-def asked_next(folder, monkeypatch, capsys) -> dict:
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+def asked_next(folder, monkeypatch, capsys, record: str = "") -> dict:
+    monkeypatch.setattr("sys.stdin", io.StringIO(record))
     assert verbs.main(["--campaigns", str(folder), "--campaign", "c", "next", "--host", "h1"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -37,6 +37,25 @@ def test_they_are_named_until_they_are_there(tmp_path, monkeypatch, capsys):
     assert asked_next(tmp_path, monkeypatch, capsys)["lacking"] == [f"ep4/{'f' * 64}/{RAW}"]
     (folder / RAW).write_bytes(b"requests")
     assert asked_next(tmp_path, monkeypatch, capsys)["lacking"] == []
+
+
+def test_those_of_a_point_that_was_measured_again_are_lacking_whichever_verb_brings_the_record(
+    tmp_path, monkeypatch, capsys
+):
+    """`next` brings the record at a start's end, `put` after a point: the old requests are no answer to either."""
+    campaign = Campaign(tmp_path, "c")
+    said = {"host": "h1", "plan": [], "fingerprints": {}, "asked": {"ladder": [1], "confidence": "quick"}}
+    campaign.open({})
+    campaign.keep_sweep(turns.asked_for(json.dumps(said).encode()))
+    died = rec.Flag(id="aborted", severity="invalid", message="Given up after 64 failed requests")
+    first = msgspec.structs.replace(a_point(1, 9.0, flags=[died]), raw=RAW, started_at="2026-01-01T00:00:00Z")
+    folder = campaign.put(a_record(points=[first], outcome="measured"))
+    (folder / RAW).write_bytes(b"of the first")
+    again = msgspec.structs.replace(a_point(1, 90.0), raw=RAW, started_at="2026-01-02T00:00:00Z")
+    whole = a_record(points=[again], outcome="measured", complete=True, ladder=[1])
+    told = asked_next(tmp_path, monkeypatch, capsys, rec.dump(whole).decode())
+    assert told["lacking"] == [f"ep4/{'f' * 64}/{RAW}"]
+    assert not (folder / RAW).exists()
 
 
 def test_one_that_was_cut_off_on_its_way_is_fetched_anew(tmp_path, monkeypatch, capsys):

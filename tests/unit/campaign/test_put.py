@@ -51,6 +51,25 @@ def test_requests_that_come_with_the_record_are_kept_and_not_asked_for(tmp_path,
     assert raw.read_bytes() == b"of the second"
 
 
+def test_an_invalid_point_of_a_record_begun_anew_takes_no_valid_ones_place(tmp_path, monkeypatch, capsys):
+    """The host lost its record and measured again; the engine gave up in the point."""
+    name = "requests-quick-c001.jsonl.zst"
+    first = measured("2026-01-01T00:00:00Z")
+    put(tmp_path, monkeypatch, capsys, first, requests={name: b"of the first"})
+    folder = tmp_path / "c/h1/ep4" / ("f" * 64)
+    died = rec.Flag(id="aborted", severity="invalid", message="Given up after 64 failed requests")
+    invalid = msgspec.structs.replace(measured("2026-01-02T00:00:00Z"), flags=[died])
+    assert put(tmp_path, monkeypatch, capsys, invalid, requests={name: b"of the second"})["missing"] == []
+    (point,) = rec.load((folder / "record.json").read_bytes(), "it").points
+    assert (point.started_at, point.valid) == ("2026-01-01T00:00:00Z", True)
+    assert (folder / name).read_bytes() == b"of the first"
+    # A valid one does, and an invalid one takes an invalid one's.
+    put(tmp_path, monkeypatch, capsys, measured("2026-01-03T00:00:00Z"), requests={name: b"of the third"})
+    (point,) = rec.load((folder / "record.json").read_bytes(), "it").points
+    assert point.started_at == "2026-01-03T00:00:00Z"
+    assert (folder / name).read_bytes() == b"of the third"
+
+
 def test_only_files_that_the_record_names_are_kept(tmp_path, monkeypatch, capsys):
     carried = {"../../elsewhere": b"x", "record.json": b"x"}
     said = put(tmp_path, monkeypatch, capsys, measured("2026-01-01T00:00:00Z"), requests=carried)

@@ -221,6 +221,15 @@ class TestReportedFailures:
             ("ValueError: Weight output_partition_size = 96 is not divisible by weight quantization block_n = 128.",
              "does_not_divide"),
             ("RuntimeError: CUDA error: peer access is not supported between these two devices", "p2p"),
+            ("/bin/sh: 1: ninja: not found", "kernel_tool_missing"),
+            ("/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found", "kernel_tool_missing"),
+            ("bash: line 1: nvcc: command not found", "kernel_tool_missing"),
+            ("/bin/sh: 1: /opt/venv/bin/nvcc: Permission denied", "permission_denied"),
+            ("FileNotFoundError: No such file or directory: /m/model-00031-of-00062.safetensors", "no_model"),
+            ('FileNotFoundError: No such file or directory: "/m/model-00031-of-00062.safetensors"', "no_model"),
+            ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display "
+             "driver / cuda driver combination", "driver_mismatch"),
+            ("RuntimeError: CUDART error: invalid argument", "crash"),
             ("RuntimeError: something that nobody has seen before", "crash"),
         ],
     )  # fmt: skip
@@ -228,6 +237,99 @@ class TestReportedFailures:
         failure = failure_of(crash(line))
         assert failure.kind == kind
         assert line[:60] in failure.evidence[0]
+
+    @pytest.mark.parametrize(
+        ("line", "sentence"),
+        [
+            ("/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found",
+             "A tool to build kernels is missing: /usr/local/cuda/bin/nvcc."),
+            ("/bin/sh: 1: /opt/venv/bin/nvcc: Permission denied",
+             "The service's user may not use /opt/venv/bin/nvcc."),
+        ],
+    )  # fmt: skip
+    def test_a_build_that_stops_is_told_by_what_stopped_it(self, line: str, sentence: str) -> None:
+        build = ("RuntimeError: Ninja build failed. Ninja output:", "[1/2] /opt/nvcc -c a.cu", "FAILED: a.o", line)
+        assert failure_of(crash(*build, "ninja: build stopped: subcommand failed.")).sentence == sentence
+
+    def test_a_build_that_names_nothing_is_told_without_empty_brackets(self) -> None:
+        assert failure_of(crash("ninja: build stopped: subcommand failed.")).sentence == "A kernel did not compile."
+
+    def test_a_shard_that_is_missing_is_named(self) -> None:
+        failure = failure_of(crash("FileNotFoundError: No such file or directory: /m/model-00031-of-00062.safetensors"))
+        assert "(/m/model-00031-of-00062.safetensors)" in failure.sentence
+
+    @pytest.mark.parametrize(
+        ("line", "sentence"),
+        [
+            ("NVRM: Xid (PCI:0000:41:00): 79, pid=1234, GPU has fallen off the bus.", "A GPU failed (Xid 79)."),
+            ("RuntimeError: Xid 119 GSP timeout", "A GPU failed (Xid 119)."),
+            ("RuntimeError: GPU is lost", "A GPU failed (GPU is lost)."),
+            ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+             "A GPU failed (uncorrectable ECC error)."),
+        ],
+    )  # fmt: skip
+    def test_a_gpu_that_failed_is_told_with_its_xid(self, line: str, sentence: str) -> None:
+        assert failure_of(crash(line)).sentence == sentence
+
+    def test_an_argument_that_cuda_refuses_under_the_custom_all_reduce_is_a_peers_memory(self) -> None:
+        frame = '  File "/opt/sglang/srt/distributed/device_communicators/custom_all_reduce.py", line 300, in create'
+        failure = failure_of(
+            crash(frame, "    lib.cudaIpcOpenMemHandle(h)", "RuntimeError: CUDART error: invalid argument")
+        )
+        assert (failure.kind, failure.may_pass) == ("p2p", False)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "torch.AcceleratorError: CUDA error: out of memory",
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`",
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("frame", "kind", "stage", "may_pass"),
+        [
+            ("model_loader/loader.py", "out_of_memory_weights", "weights", False),
+            ("mem_cache/memory_pool.py", "out_of_memory_pool", "kv", False),
+            ("model_executor/cuda_graph_runner.py", "out_of_memory_graphs", "graphs", False),
+            ("distributed/parallel_state.py", "blocked_by_others", "distributed", True),
+        ],
+    )
+    def test_a_lack_of_memory_without_an_amount_is_named_by_its_place(self, line, frame, kind, stage, may_pass) -> None:
+        failure = failure_of(crash(f'  File "/opt/sglang/srt/{frame}", line 1, in load', "    x()", line))
+        assert (failure.kind, failure.stage, failure.may_pass) == (kind, stage, may_pass)
+
+    def test_also_in_an_engine_that_ran(self) -> None:
+        log = (
+            "[2026-11-29 11:50:30] The server is fired up and ready to roll!\n"
+            "[2026-11-29 11:50:55 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+            '  File "/opt/sglang/srt/managers/scheduler.py", line 1, in event_loop_overlap\n'
+            "torch.AcceleratorError: CUDA error: out of memory\n"
+        )
+        failure = failure_of(log)
+        assert (failure.kind, failure.stage, failure.may_pass) == ("out_of_memory_running", "ready", False)
+
+    def test_the_first_prefill_is_the_warm_ups_and_not_under_load(self) -> None:
+        """The frames of the event loop are the same; the log says that it was not ready."""
+        log = (
+            "[2026-11-29 11:50:00] server_args=ServerArgs(mem_fraction_static=0.9, chunked_prefill_size=8192)\n"
+            "[2026-11-29 11:50:20 TP1] max_total_num_tokens=100, max_running_requests=3\n"
+            "{}"
+            "[2026-11-29 11:50:25 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+            '  File "/opt/sglang/srt/managers/scheduler.py", line 1, in event_loop_overlap\n'
+            '  File "/opt/sglang/srt/model_executor/model_runner.py", line 1, in forward_extend\n'
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of "
+            "94.97 GiB of which 432.31 MiB is free.\n"
+        )
+        first = failure_of(log.format(""))
+        assert (first.kind, first.stage, first.may_pass) == ("out_of_memory_prefill", "warmup", False)
+        assert "in its first prefill: an allocation of 2.00 GiB on GPU 1" in first.sentence
+        # 0.9 - 0.04, and half of the chunk.
+        assert "--mem-fraction-static from 0.9 to 0.86, or --chunked-prefill-size from 8192 to 4096" in first.advice
+        later = failure_of(log.format("[2026-11-29 11:50:24] The server is fired up and ready to roll!\n"))
+        assert (later.kind, later.stage) == ("out_of_memory_running", "ready")
+        assert "in a prefill" in later.sentence
+        # The end of a long log, without its start.
+        assert failure_of("\n".join(log.format("").splitlines()[2:])).kind == "out_of_memory_running"
 
     def test_a_bare_assertion_is_told_by_its_source_line(self) -> None:
         failure = failure_of(crash("    assert num_heads % attn_tp_size == 0", "AssertionError"))

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmark.engine import configuration, flags
 from benchmark.engine.lifecycle.failure import LONGEST_LINE, shown
-from benchmark.engine.secrets import is_secret, masked
+from benchmark.engine.secrets import is_secret, masked, secret_variable
 
 SECRET = "hunter2-Planted"
 
@@ -22,6 +23,9 @@ SECRET = "hunter2-Planted"
         f"env AWS_SECRET_ACCESS_KEY={SECRET} python train.py",
         f"PGPASSWORD={SECRET} psql",
         f"proxy http://me:{SECRET}@proxy:3128 refused",
+        f"proxy http://me:p@{SECRET}@proxy:3128 refused",
+        f"'http://me:p@'{SECRET}@proxy'",
+        f"https_proxy=http://me:p@{SECRET}@proxy:3128",
         f'{{"token": "{SECRET}"}}',
         f'{{\\"token\\": \\"{SECRET}\\"}}',
         f"{{'hf_token': '{SECRET}'}}",
@@ -58,10 +62,72 @@ def test_what_looks_like_a_token_is_removed_wherever_it_stands(token):
         "See http://127.0.0.1:30001/health and user@host",
         "--api-key --tp-size 8",
         "KeyError: 'experts'",
+        "Missing key: model.layers.0.mlp, state_dict_key: lm_head",
+        "the forward_pass: eager, eos_token: <|im_end|>",
+        "see /srv/hf_checkpoints/x",
     ],
 )
 def test_what_is_none_stays(text):
     assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SGLANG_HEADERS", f"Authorization: Bearer {SECRET}"),
+        ("MOONCAKE_X", "hf_PlantedPlanted123"),
+        ("EXTRA", f'{{"password": "{SECRET}"}}'),
+        ("HTTPS_PROXY", f"http://me:p@{SECRET}@proxy:3128"),
+        ("CONNECTION", f"AccountName=a;AccountKey={SECRET}"),
+        ("MODEL_URL", "https://bucket/m?X-Amz-Credential=AKIAABCDEFGHIJKLMNOP"),
+        *((name, "x") for name in ("AZURE_STORAGE_KEY", "OPENAI_KEY", "SIGNING_KEY", "GITHUB_PAT", "DB_PASS")),
+        *((name, "x") for name in ("MYSQL_PWD", "HF_TOKENS", "AZURE_STORAGE_CONNECTION_STRING")),
+    ],
+)
+def test_a_variable_that_holds_a_secret_is_refused_by_name_or_value(name, value):
+    with pytest.raises(configuration.ConfigurationError, match=f"sets the variable '{name}'") as refused:
+        configuration.refuse_secrets("ep4", {"NCCL_DEBUG": "INFO", name: value})
+    assert value == "x" or value not in str(refused.value)
+
+
+def test_variables_that_only_sound_like_secrets_are_taken():
+    harmless = {
+        "NCCL_DEBUG_FILE": "/tmp/nccl.%h.%p",
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "NCCL_IB_PKEY": "0",
+        "SGLANG_INIT_NEW_TOKEN_RATIO": "0.7",
+        "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "4096",
+        "SGLANG_FORWARD_PASS": "eager",
+        "SGLANG_CACHE_KEY": "v2",
+        "MAX_TOKENS": "4096",
+        "KEY_VALUE_STORE": "etcd",
+        "EOS_TOKEN": "<|im_end|>",
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+        "HF_HOME": "/srv/hf_checkpoints25",
+        "PWD": "/srv",
+        "OLDPWD": "/",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:512",
+        "HF_ENDPOINT": "https://mirror:8080/hf",
+    }
+    assert secret_variable(harmless) is None
+
+
+@pytest.mark.parametrize(
+    "value", [f'{{"hub_token": "{SECRET}"}}', {"hub_token": SECRET}, "hf_PlantedPlanted123", f"http://a:b@{SECRET}@c/"]
+)
+def test_a_flag_that_is_given_a_secret_is_refused_without_showing_it(value):
+    with pytest.raises(flags.FlagError, match="--model-loader-extra-config is given a secret") as refused:
+        flags.launch_lines({"model_loader_extra_config": value}, "0.5.11")
+    assert SECRET not in str(refused.value)
+
+
+def test_a_flag_that_only_sounds_like_it_is_taken():
+    engine = {
+        "model_loader_extra_config": '{"enable_multithread_load": true, "num_threads": 8}',
+        "json_model_override_args": '{"pad_token": "<pad>", "eos_token_id": 2}',
+        "chat_template": "/srv/hf_templates2025/chat.jinja",
+    }
+    assert len(flags.launch_lines(engine, "0.5.11")) == 3
 
 
 @given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 from builders import a_point, a_record
@@ -32,8 +33,10 @@ class Units:
     def __init__(self, *running: str) -> None:
         self.running, self.started, self.stopped = set(running), [], []
 
+    pid: int | None = None
+
     def state(self, unit: str) -> ServiceState:
-        return ServiceState(unit=unit, activity="active" if unit in self.running else "inactive")
+        return ServiceState(unit=unit, activity="active" if unit in self.running else "inactive", pid=self.pid)
 
     def start(self, unit: str) -> None:
         self.started.append(unit)
@@ -89,7 +92,7 @@ class TestLease:
         write_json(settings.state / "lease.json", silent)
         steps = []
 
-        def restored(settings, units, token):
+        def restored(settings, units, token, **_):
             steps.append(token)
             if len(steps) == 1:
                 holding.begin(settings, "next", "you", "previous", [])
@@ -109,8 +112,8 @@ class TestLease:
         manager, steps = Units(), []
         manager.release = lambda: None
         monkeypatch.setattr(holding, "manager_for", lambda _: manager)
-        restored = {"phase": "restored", "serving": []}
-        monkeypatch.setattr("benchmark.host.rollback.restore", lambda _, units, token: steps.append(units) or restored)
+        said = {"phase": "restored", "serving": []}
+        monkeypatch.setattr("benchmark.host.rollback.restore", lambda _, units, *__, **___: steps.append(units) or said)
         lease.take(settings, HELD)
         holding.end(settings, "t")
         assert lease.current(settings) is None
@@ -196,6 +199,23 @@ class TestWhoseHostItIs:
         with pytest.raises(HostError, match="holds the host no longer"):
             holding.claim(settings, "t")
 
+    def test_nor_after_somebody_deployed_or_swept(self, settings, manager, monkeypatch):
+        """The guard gave the host back; ep8 was deployed then. The laptop wakes: it neither measures nor restores."""
+        manager.release = lambda: None
+        monkeypatch.setattr("benchmark.host.rollback.restore", lambda *_, **__: pytest.fail("it stops what serves"))
+        lease.note_end(settings, HELD)
+        holding.claim(settings, "")
+        with pytest.raises(HostError, match="somebody else has used the host since"):
+            holding.claim(settings, "t")
+        assert holding.end(settings, "t", "previous") == {"phase": "restored", "serving": [], "failure": None}
+        assert lease.current(settings) is None
+        # A sweep whose winner serves now is no less somebody else.
+        lease.note_end(settings, HELD)
+        holding.begin(settings, "colleague's", "bob", "winner", [])
+        holding.end(settings, "colleague's", "winner")
+        with pytest.raises(HostError, match="somebody else has used the host since"):
+            holding.claim(settings, "t")
+
 
 class TestPoints:
     def begun(self, settings, monkeypatch, *running: str, points=()) -> Units:
@@ -230,6 +250,18 @@ class TestPoints:
         assert (answer["phase"], manager.started) == ("failed", [JOB_UNIT])
         assert "ended twice without a result" in answer["failure"]
 
+    def test_no_half_of_a_secret_stays_where_its_log_is_cut(self, settings, monkeypatch):
+        """The cut falls on each of its characters in turn."""
+        secret = "hunter2-Planted"
+        self.begun(settings, monkeypatch, "sglang-ep4")
+        write_json(settings.state / "job.json", SPEC | {"id": "mine", "tries": 2})
+        for after in range(560, 600):
+            log = f'TargetError: {{"api_key": "{secret}"}}' + "y" * after + "\n"
+            (settings.state / JOB_UNIT).write_text(log)
+            answer = jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)
+            assert answer["failure"].endswith("y" * after)
+            assert not any(secret[n : n + 4] in answer["failure"] for n in range(len(secret) - 3))
+
     def test_a_dead_engine_ends_the_point_at_once(self, settings, monkeypatch):
         manager = self.begun(settings, monkeypatch, JOB_UNIT)
         write_json(settings.state / "job.json", SPEC | {"id": "mine"})
@@ -237,6 +269,20 @@ class TestPoints:
         assert answer["phase"] == "failed"
         assert "The engine ended" in answer["failure"]
         assert manager.stopped == [JOB_UNIT]
+
+    def test_an_engine_that_is_restarted_by_hand_ends_the_point(self, settings, monkeypatch):
+        manager = self.begun(settings, monkeypatch, "sglang-ep4")
+        manager.pid = 100
+        manager.start = manager.running.add
+        assert jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)["phase"] == "running"
+        manager.pid = 200
+        answer = jobs.measure(settings, SPEC | {"id": "mine"}, seconds=0)
+        assert answer["phase"] == "failed"
+        assert "started again past these tools" in answer["failure"]
+        assert manager.stopped == [JOB_UNIT]
+        # The next point is of the new process.
+        manager.running.discard(JOB_UNIT)
+        assert jobs.measure(settings, SPEC | {"id": "next"}, seconds=0)["phase"] == "running"
 
     def test_a_point_that_takes_too_long_is_ended_and_named(self, settings, monkeypatch):
         manager = self.begun(settings, monkeypatch, "sglang-ep4", JOB_UNIT)
@@ -270,6 +316,30 @@ class TestRecords:
         path.write_bytes(rubbish)
         assert [point.concurrency for point in records.opened(settings, "ep4", KEY).points] == [64]
         assert path.with_suffix(".broken").read_bytes() == rubbish
+
+    def test_a_point_that_is_added_while_a_verb_writes_the_record_is_not_lost(self, settings, monkeypatch):
+        """A sweep is begun again while the load generator of the one before ends its point: two processes."""
+        path = records.folder(settings, "ep4", KEY) / "record.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(rec.dump(a_record(points=[], outcome="measured")))
+        write, adding = (
+            records._write,
+            threading.Thread(target=records.add_point, args=(settings, "ep4", KEY, a_point(64, 7000.0))),
+        )
+
+        def write_slowly(path, record):
+            if threading.current_thread() is threading.main_thread():
+                adding.start()
+                # Long enough to read what is about to be replaced, if nothing keeps it from that.
+                adding.join(0.5)
+            write(path, record)
+
+        monkeypatch.setattr(records, "_write", write_slowly)
+        records.note(settings, "ep4", KEY, warm_up={"seconds": 1.0})
+        adding.join()
+        record = records.opened(settings, "ep4", KEY)
+        assert [point.concurrency for point in record.points] == [64]
+        assert record.warm_up == {"seconds": 1.0}
 
     def test_what_a_host_has_lost_the_controller_keeps(self, tmp_path):
         campaign = Campaign(tmp_path, "c")

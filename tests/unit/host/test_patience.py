@@ -64,16 +64,29 @@ class TestVerdict:
 
     def test_600_gb_from_a_slow_disk_get_the_time_that_they_need(self, settings):
         # 60 GB in 600 s are 100 MB/s: 600 GB take 6,000 s; three times that and 900 s for the rest are 18,900 s.
-        start = {"began": ago(600), "signs": {"moved": ago(1), "read_bytes": 60_000_000_000}}
+        # Eight ranks of which each reads all of it: the sum would promise eight times the rate.
+        signs = {"moved": ago(1), "read_bytes": 8 * 60_000_000_000, "most_read_bytes": 60_000_000_000}
+        start = {"began": ago(600), "signs": signs}
         limit, why = patience.time_limit(settings, start, 600_000_000_000)
         assert limit == pytest.approx(18_900, rel=0.01)
-        assert why.startswith("600 GB at 100 MB/s")
+        assert why.startswith("600 GB at 100 MB/s a rank")
 
-    def test_a_small_model_has_the_setting_as_its_limit(self, settings):
-        start = {"began": ago(3601), "signs": {"moved": ago(1), "read_bytes": 10_000_000_000}}
-        said = patience.verdict(settings, "ep4", start, "graphs", 1_000_000_000)
+    @pytest.mark.parametrize("stage", ["kernels", "weights"])
+    def test_past_its_limit_it_is_waited_for_while_it_works(self, settings, stage):
+        """A compiler runs this second, or a rank reads from a slow disk."""
+        signs = {"moved": ago(0), "worked": ago(0), "read_bytes": 10_000_000_000, "most_read_bytes": 10_000_000_000}
+        assert patience.verdict(settings, "ep4", {"began": ago(36_000), "signs": signs}, stage, 1_000_000_000) is None
+        signs["worked"] = ago(119)
+        assert patience.verdict(settings, "ep4", {"began": ago(36_000), "signs": signs}, stage, 1_000_000_000) is None
+
+    def test_past_its_limit_a_log_that_grows_is_no_work(self, settings):
+        """A server that is never ready writes a line each time it is asked; a fifth of quiet_seconds are 120 s."""
+        signs = {"moved": ago(1), "worked": ago(121), "read_bytes": 10_000_000_000}
+        said = patience.verdict(settings, "ep4", {"began": ago(3601), "signs": signs}, "warmup", 1_000_000_000)
         assert (said.kind, said.may_pass) == ("start_too_slow", False)
+        assert "for 121 s it has read nothing" in said.sentence
         assert "sglang_service_start_seconds" in said.sentence
+        assert patience.verdict(settings, "ep4", {"began": ago(3500), "signs": signs}, "warmup", 1_000_000_000) is None
 
 
 class TestSigns:
@@ -94,15 +107,31 @@ class TestSigns:
         assert self.note(settings, start, tmp_path / "none", Process(0, "u", "sglang::scheduler_TP0")) > 49
         assert self.note(settings, start, tmp_path / "none", Process(0, "u", "/usr/local/cuda/bin/cicc --arch")) < 2
 
+    def test_past_the_limit_gpu_memory_that_changes_is_work_beside_a_log_that_grows(
+        self, settings, tmp_path, monkeypatch
+    ):
+        log, used = tmp_path / "log", [10]
+        monkeypatch.setattr(gpus, "activity", lambda _: [busy(0, 100, 500, used_gib=used[0])])
+        signs = {"moved": ago(9), "worked": ago(50), "log_bytes": 0}
+        start = {"began": ago(3601), "signs": signs}
+        log.write_text("a")
+        self.note(settings, start, log)
+        assert clock.since(signs["worked"]) > 49
+        log.write_text("ab")
+        used[0], signs["asked"] = 11, ago(60)
+        self.note(settings, start, log)
+        assert clock.since(signs["worked"]) < 2
+
     def test_reading_moves(self, settings, tmp_path):
         data = tmp_path / "data"
         data.write_bytes(bytes(20 << 20))
         start = {"signs": {"moved": ago(50), "log_bytes": 0, "asked": clock.mark()}}
         me = Process(os.getpid(), "u", "python")
         self.note(settings, start, tmp_path / "none", me)
-        start["signs"]["moved"] = ago(50)
+        start["signs"] |= {"moved": ago(50), "worked": ago(50)}
         data.read_bytes()
         assert self.note(settings, start, tmp_path / "none", me) < 2
+        assert clock.since(start["signs"]["worked"]) < 2
 
     def test_gpus_that_are_full_and_wait_are_noticed_and_forgotten_when_the_log_goes_on(
         self, settings, tmp_path, monkeypatch

@@ -96,6 +96,13 @@ def test_an_engine_that_its_manager_started_again_is_another_one(tmp_path):
     assert "The engine ended (exit 1)" in watch.ended(Units(tmp_path, activity="failed", detail="exit 1"), "ep4")
 
 
+def test_so_is_one_that_was_restarted_by_hand(tmp_path):
+    """Of `systemctl restart` no manager tells but by the main process."""
+    assert watch.ended(Units(tmp_path, pid=100), "ep4", 100) is None
+    assert watch.ended(Units(tmp_path, pid=100), "ep4", None) is None
+    assert "was pid 100, and is pid 200" in watch.ended(Units(tmp_path, pid=200), "ep4", 100)
+
+
 def test_the_mark_of_the_watch_is_of_this_boot(settings):
     look(settings, "window")
     assert clock.since(read_json(settings.state / "job-watch.json")["moved"]) < 5
