@@ -202,12 +202,16 @@ def _ending(folder: Path, records: list[Record], decision: dict[str, Any], typed
     ]
     lines.append(f"Report: {folder / 'report.html'}")
     if winner:
-        lines += ["Next:", *(f"  {command}" for command in _next_commands(winner, decision, records, typed))]
+        lines += ["Next:", *(f"  {command}" for command in _next_commands(folder, decision, records, typed))]
     return "\n".join(lines)
 
 
-def _next_commands(winner: dict[str, Any], decision: dict[str, Any], records: list[Record], typed: Typed) -> list[str]:
+def _next_commands(folder: Path, decision: dict[str, Any], records: list[Record], typed: Typed) -> list[str]:
     """The three commands that one may want now, with what was typed for this one."""
+    winner = decision["winner"]
+    # A name would put the winner of one host into service on hosts of another kind too.
+    several = bool(decision["winners_by_host"])
+    first = typed.promote_own(folder) if several else typed.promote(winner["configuration"])
     failed = any(record.outcome == "failed" for record in records)
     looks = decision.get("looks") or 1
     if decision["more_starts"] and decision["confidence"] != "full":
@@ -221,8 +225,9 @@ def _next_commands(winner: dict[str, Any], decision: dict[str, Any], records: li
         second = typed.sweep(retry="failed" if failed else "all")
     # Numbers of the simulated engine's quick workload are for looking around.
     quick = any(record.workload.get("name") == "quick" for record in records)
-    third = typed.sweep(workload="chat", concurrencies="1,8,64,256") if quick else _search_command(records, typed)
-    return [typed.promote(winner["configuration"]), second, third]
+    there = [record for record in records if record.host.name == winner["host"]]
+    third = typed.sweep(workload="chat", concurrencies="1,8,64,256") if quick else _search_command(there, typed)
+    return [first, second, third]
 
 
 def _search_command(records: list[Record], typed: Typed) -> str:
@@ -273,8 +278,18 @@ class Typed:
 
     def promote(self, configuration: str) -> str:
         """With the settings of hosts and catalogue that were typed; the others speak of sweeps."""
-        kept = [pair for pair in self.extra if pair.startswith(("@", "sglang_", "ansible_"))]
-        return self._line("promote", [configuration], kept)
+        return self._line("promote", [configuration], self._settings())
+
+    def promote_own(self, folder: Path) -> str:
+        """Each host its own winner: that of the campaign in this folder, which is therefore named."""
+        named = {"sglang_report_campaign": folder.name}
+        if folder.parent != Path.cwd() / "campaigns":
+            named["sglang_report_campaigns"] = str(folder.parent)
+        kept = [pair for pair in self._settings() if pair.partition("=")[0] not in named]
+        return self._line("promote", [], [*kept, *(f"{name}={value}" for name, value in named.items())])
+
+    def _settings(self) -> list[str]:
+        return [pair for pair in self.extra if pair.startswith(("@", "sglang_", "ansible_"))]
 
     def _line(self, command: str, words: Sequence[str], extra: Sequence[str]) -> str:
         ways = [*(word for name in self.inventory for word in ("-i", name))]

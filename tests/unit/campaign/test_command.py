@@ -148,6 +148,27 @@ def test_hosts_that_cannot_be_compared_are_told_apart(tmp_path, monkeypatch):
     assert "  on gpu2: a reached 80.0" in said
 
 
+def test_unlike_hosts_are_each_promoted_their_own_winner_and_none_is_named(tmp_path, monkeypatch):
+    """Named, the winner of gpu1 would serve on gpu2 as well, where it read 2 against 5."""
+    other = rec.Host(name="gpu2", gpus=[{"name": "NVIDIA L40S"}] * 4)
+    records = [
+        measured("a", 1, 9.0), measured("z", 1, 4.0), measured("a", 1, 2.0, other), measured("z", 1, 5.0, other),
+    ]  # fmt: skip
+    # gpu2's records are the newest, and say nothing of the winner's GPUs.
+    records[2:] = [msgspec.structs.replace(record, updated_at="2026-02-01T00:00:00Z") for record in records[2:]]
+    campaign = campaign_of(tmp_path / "campaigns", records)
+    monkeypatch.chdir(tmp_path)
+    _, (promote, _, plan) = said_at_the_end(monkeypatch, campaign, "-i", "inv.yml", "-e", "sglang_model_path=/models/x")
+    assert promote == "shardsweep promote -i inv.yml -e sglang_model_path=/models/x -e sglang_report_campaign=c"
+    assert "--hardware '2x NVIDIA H200'" in plan
+    # Elsewhere than where campaigns are looked for, the folder is named too; what was typed is not said twice.
+    monkeypatch.chdir("/")
+    _, (promote, _, _) = said_at_the_end(monkeypatch, campaign, "-e", f"sglang_report_campaigns={tmp_path}/campaigns")
+    assert promote == (
+        f"shardsweep promote -e sglang_report_campaign=c -e sglang_report_campaigns={tmp_path}/campaigns"
+    )
+
+
 @pytest.mark.parametrize(
     ("objective", "head", "value"),
     [("throughput@8", "C=8", "100"), ("goodput", "goodput", "1.50"), ("peak", "TTFT p50", "100")],
