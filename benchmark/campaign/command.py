@@ -52,7 +52,7 @@ def sweep_command(
         0 when each configuration ended in an outcome, 1 when the sweep itself failed, 130 when it was interrupted.
     """
     out = Console(stderr=True) if as_json else console
-    asks = out.is_terminal and sys.stdin.isatty()
+    asks = _can_ask(out)
     try:
         # A prompt of the playbook's own would not be seen: its output is read, not shown.
         fold, status, exit_status = _swept(inventory, limit, variables | {"asks": "caller" if asks else "nobody"}, out)
@@ -86,6 +86,11 @@ def sweep_command(
         out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         shown = _FAILED
     return exit_status or shown
+
+
+def _can_ask(out: Console) -> bool:
+    """Whether somebody sees a question and can answer it: what is read elsewhere is the input of somebody else."""
+    return out.is_terminal and sys.stdin is not None and sys.stdin.isatty()
 
 
 def _swept(inventory: list[str], limit: str | None, variables: dict[str, Any], out: Console) -> tuple[Sweep, str, int]:
@@ -300,8 +305,8 @@ class Typed:
 
 
 class _Interrupts:
-    """Ctrl-C: at a terminal it asks once whether to stop, elsewhere it stops. So do `kill` and a terminal that is gone.
-    Ending is in order either way.
+    """Ctrl-C: where it can ask, it asks once whether to stop; elsewhere it stops. So do `kill` and a terminal that
+    is gone. Ending is in order either way.
     """
 
     def __init__(self, console: Console, view: View) -> None:
@@ -322,7 +327,7 @@ class _Interrupts:
         """Whether to stop; called between two events, so that the question does not come amidst one."""
         if self._pressed.is_set() and not self._stop.is_set():
             self._pressed.clear()
-            if not self._console.is_terminal or self._confirmed():
+            if not _can_ask(self._console) or self._confirmed():
                 self._stop.set()
         return self._stop.is_set()
 
@@ -345,11 +350,11 @@ class _Interrupts:
 
 
 def _line_within(seconds: float, pressed: threading.Event) -> str | None:
-    """A line from the terminal; empty after so many seconds, None if Ctrl-C was pressed meanwhile."""
+    """A line from the terminal; empty after so many seconds, None if Ctrl-C was pressed meanwhile or it is gone."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if pressed.is_set():
             return None
         if select.select([sys.stdin], [], [], 0.1)[0]:
-            return sys.stdin.readline()
+            return sys.stdin.readline() or None
     return ""
