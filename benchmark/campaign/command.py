@@ -207,6 +207,7 @@ def _ending(folder: Path, records: list[Record], decision: dict[str, Any], typed
     ]
     lines.append(f"Report: {folder / 'report.html'}")
     if winner:
+        lines += [told] if (told := _spent(decision)) else []
         lines += ["Next:", *(f"  {command}" for command in _next_commands(folder, decision, records, typed))]
     return "\n".join(lines)
 
@@ -218,12 +219,16 @@ def _next_commands(folder: Path, decision: dict[str, Any], records: list[Record]
     several = bool(decision["winners_by_host"])
     first = typed.promote_own(folder) if several else typed.promote(winner["configuration"])
     failed = any(record.outcome == "failed" for record in records)
-    looks = decision.get("looks") or 1
     if decision["more_starts"] and decision["confidence"] != "full":
         second = typed.sweep(confidence="full")
-    elif winner["verdict"] == "undecided" and looks < LOOKS:
-        second = typed.sweep(looks=looks + 1)
-    elif decision["more_starts"] and winner["verdict"] != "undecided":
+    elif decision["spent"]:
+        # What came close, with an error and starts of its own.
+        close = ",".join((winner["configuration"], *winner["close"]))
+        own = {"sglang_report_campaign": f"{folder.name}-again"}
+        second = typed.sweep(configs=close, confidence="full", looks=LOOKS, **own)
+    elif decision["more_starts"] and winner["verdict"] == "undecided":
+        second = typed.sweep(retry="failed" if failed else "may_pass")  # goes on where it was
+    elif decision["more_starts"]:
         # It is to be quoted, and was not started afresh.
         second = typed.sweep(configs=winner["configuration"], confidence="quick", retry="all")
     else:
@@ -233,6 +238,15 @@ def _next_commands(folder: Path, decision: dict[str, Any], records: list[Record]
     there = [record for record in records if record.host.name == winner["host"]]
     third = typed.sweep(workload="chat", concurrencies="1,8,64,256") if quick else _search_command(there, typed)
     return [first, second, third]
+
+
+def _spent(decision: dict[str, Any]) -> str:
+    """What further starts cannot do any more; empty where there is something that they can."""
+    if decision["spent"]:
+        return str(decision["spent"])
+    if decision["confidence"] == "full" and not decision["more_starts"]:
+        return "Further starts narrow what is quoted; the error is spent, and they name nothing new."
+    return ""
 
 
 def _search_command(records: list[Record], typed: Typed) -> str:

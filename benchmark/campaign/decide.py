@@ -10,7 +10,18 @@ from typing import Any
 from ..load import agreement
 from .experiments import Comparison, compare, experiments, listed, settings_changed
 from .hosts import NO_SHIFTS, Shifts, host_shifts
-from .objectives import CHOOSING_STARTS, KNOWN, PEAK, SINGLE_STREAM, Objective, Starts, group, objective, ranking_starts
+from .objectives import (
+    CHOOSING_STARTS,
+    KNOWN,
+    PEAK,
+    SINGLE_STREAM,
+    Objective,
+    Starts,
+    compared_starts,
+    group,
+    objective,
+    ranking_starts,
+)
 from .reasons import why
 from .record import Record
 from .statistics import ERROR, Noise, bounded_exp, drift, pooled_noise, t_point
@@ -28,14 +39,15 @@ def decide(
     Args:
         objective: what the main winner is chosen by.
         objectives: names of further ones to judge by, such as `throughput@64`; those of KNOWN are always read.
-        looks: how often starts are added and contenders compared at most: what the error is shared among.
+        looks: how often starts are added and contenders compared at most: what the error is shared among. Starts beyond
+            those are quoted, and name nothing new.
 
     Returns:
         {"simulated", "objective": the name of the main one, "winner": see `_winner`, "winners": {objective: ...},
         "winners_by_host": {host: ...} where hosts cannot be compared, "ranking": [...], "experiments": see
         experiments.py, "pareto": [...], "drift": [...],
         "noise": {objective: {"deviation", "degrees", "assumed"}}, "more_starts": [{"configuration", "host", "starts",
-        "why"}], "notes": [...]}.
+        "why"}], "spent": that no look is left at what came close, or None, "notes": [...]}.
 
     Raises:
         ObjectiveError: an objective that does not exist.
@@ -44,7 +56,8 @@ def decide(
     groups = group(records)
     judged = {o.name: o for o in (main, *KNOWN, *map(_named, objectives))}
     told = {name: o for name, o in judged.items() if any(found.values(o) for found in groups)}
-    noises = {name: pooled_noise(found.logs(o) for found in groups) for name, o in told.items()}
+    first = compared_starts(looks)
+    noises = {name: pooled_noise(found.logs(o, first) for found in groups) for name, o in told.items()}
     shifts = {name: host_shifts(groups, o) for name, o in told.items()}
     winners = {name: _winner(groups, o, noises[name], shifts[name], looks=looks) for name, o in told.items()}
     winner = winners.get(main.name)
@@ -72,8 +85,9 @@ def decide(
         "noise": {
             name: {"deviation": n.deviation, "degrees": n.degrees, "assumed": n.assumed} for name, n in noises.items()
         },
-        "more_starts": _more_starts(groups, winner),
-        "notes": _notes(groups, noises.get(main.name), drifts, found),
+        "more_starts": _more_starts(groups, winner, main, looks),
+        "spent": (spent := _spent(groups, winner, main, looks)),
+        "notes": [*_notes(groups, noises.get(main.name), drifts, found), *([spent] if spent else [])],
     }
 
 
@@ -312,7 +326,31 @@ def _hours(stamp: str) -> float | None:
         return None
 
 
-def _more_starts(groups: Sequence[Starts], winner: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _open_calls(groups: Sequence[Starts], winner: Mapping[str, Any], by: Objective, looks: int) -> list[Starts]:
+    """What came close to an undecided winner, and that itself, as far as a further start of it is a look that is left:
+    both sides of a pair have one start more than the looks they had.
+    """
+    if winner["verdict"] != "undecided":
+        return []
+    there = {found.name: found for found in reversed(groups) if found.measured}
+    close = [there[name] for name in winner["close"][:3] if name in there]
+    return [found for found in (*close, there[winner["configuration"]]) if len(found.values(by)) <= looks]
+
+
+def _spent(groups: Sequence[Starts], winner: Mapping[str, Any] | None, by: Objective, looks: int) -> str | None:
+    """That no look is left at what came close; None where one is, or none is needed."""
+    if winner is None or winner["verdict"] != "undecided" or _open_calls(groups, winner, by, looks):
+        return None
+    times = "once, which has" if looks == 1 else f"{looks} times, which have"
+    return (
+        f"What came close was to be compared {times} been done: the {ERROR:.0%} chance of naming a false difference is "
+        "spent, and further starts of this campaign name nothing new. A campaign of its own has its own."
+    )
+
+
+def _more_starts(
+    groups: Sequence[Starts], winner: Mapping[str, Any] | None, by: Objective, looks: int
+) -> list[dict[str, Any]]:
     """Which configurations need a further start before the decision may be relied on."""
     if winner is None:
         return []
@@ -320,12 +358,11 @@ def _more_starts(groups: Sequence[Starts], winner: Mapping[str, Any] | None) -> 
     if winner["starts"] <= CHOOSING_STARTS:
         why_one = "It was read on the starts that chose it; a fresh start is needed before it is quoted."
         wanted.append((winner["configuration"], winner["host"], why_one))
-    if winner["verdict"] == "undecided":
-        there = {found.name: found for found in reversed(groups) if found.measured}
-        told = f"Not told apart from {winner['configuration']}."
-        wanted += [(name, there[name].host, told) for name in winner["close"][:3] if name in there]
-        if winner["starts"] > CHOOSING_STARTS:
-            wanted.append((winner["configuration"], winner["host"], "Not told apart from those that came close."))
+    for found in _open_calls(groups, winner, by, looks):
+        if found.name != winner["configuration"]:
+            wanted.append((found.name, found.host, f"Not told apart from {winner['configuration']}."))
+        elif winner["starts"] > CHOOSING_STARTS:
+            wanted.append((found.name, winner["host"], "Not told apart from those that came close."))
     return [{"configuration": name, "host": host, "starts": 1, "why": text} for name, host, text in wanted]
 
 

@@ -15,9 +15,21 @@ from ..engine.configuration import difference
 from ..engine.flags import flag_name, is_default
 from ..engine.rules import dead_flags
 from .hosts import NO_SHIFTS, Shifts, host_shifts
-from .objectives import Objective, Starts
+from .objectives import Objective, Starts, compared_starts
 from .record import Record
-from .statistics import TIE, Effect, Noise, effect, holm_levels, look_error, look_of, more_starts, pooled_noise, verdict
+from .statistics import (
+    LOOKS,
+    TIE,
+    Effect,
+    Noise,
+    effect,
+    holm_levels,
+    look_error,
+    look_of,
+    more_starts,
+    pooled_noise,
+    verdict,
+)
 
 _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
 _SUBJECTS = (
@@ -110,6 +122,8 @@ class Comparison:
     effect: Effect
     noise: Noise
     level: float
+    looks: int = 1
+    """How often the two are compared in all."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -124,6 +138,11 @@ class Comparison:
         """Further starts of each side; one where the noise is not yet known, because that start tells it."""
         return 1 if self.noise.assumed else more_starts(self.effect, self.noise, self.level)
 
+    @property
+    def looks_left(self) -> int:
+        """How often the two may still be compared, each time after a further start of both."""
+        return max(self.looks + 1 - min(self.effect.starts), 0)
+
 
 def compare(
     pairs: Sequence[tuple[Starts, Starts]],
@@ -134,9 +153,10 @@ def compare(
     looks: int = 1,
 ) -> list[Comparison]:
     """Judge pairs together; those that do not both tell the objective, or are of hosts that cannot be compared, are
-    left out. `looks` is how often they are compared in all.
+    left out. `looks` is how often they are compared in all; starts beyond those are left out.
     """
-    usable = [(a, b, a.logs(by), b.logs(by)) for a, b in pairs if shifts.comparable(a.host, b.host)]
+    first = compared_starts(looks)
+    usable = [(a, b, a.logs(by, first), b.logs(by, first)) for a, b in pairs if shifts.comparable(a.host, b.host)]
     usable = [pair for pair in usable if pair[2] and pair[3]]
     effects = []
     for ours, theirs, mine, other in usable:
@@ -145,7 +165,7 @@ def compare(
     errors = [look_error(look_of(min(found.starts), looks), looks) for found in effects]
     levels = holm_levels([found.tail for found in effects], errors, contenders)
     return [
-        Comparison(ours, theirs, by, found, noise, level)
+        Comparison(ours, theirs, by, found, noise, level, looks)
         for (ours, theirs, _, _), found, level in zip(usable, effects, levels, strict=True)
     ]
 
@@ -166,7 +186,7 @@ def experiments(groups: Sequence[Starts], objectives: Sequence[Objective], looks
     pairs = [(ours, theirs) for ours, theirs in held if theirs is not None]
     judged: dict[tuple[str, str], dict[str, Comparison]] = {}
     for by in objectives:
-        noise = pooled_noise(found.logs(by) for found in groups)
+        noise = pooled_noise(found.logs(by, compared_starts(looks)) for found in groups)
         # Where a ladder was left early its best rung is not known, so there is nothing to compare with.
         known = [pair for pair in pairs if by.concurrency is not None or not any(side.cut_short for side in pair)]
         for comparison in compare(known, by, noise, shifts=shifts[by.name], looks=looks):
@@ -388,11 +408,24 @@ def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Compa
     if not seen:
         return f"Undecided: what the hypothesis speaks of was not measured on both sides.{basis}"
     reach = max(c.effect.detectable(c.level) for c in seen)
-    more = found["more_starts"]
-    wanted = f"{more} more start{'s' if more != 1 else ''} of each should settle it" if more else "take them as equal"
-    if more and any(c.noise.assumed for c in seen):
+    if any(c.noise.assumed for c in seen):
         wanted = "one more start of each tells the noise"
+    else:
+        wanted = _what_settles(found["more_starts"], min(seen, key=lambda c: c.looks_left))
     return f"Undecided: a difference of {reach:.1%} would have been seen; {wanted}.{basis}"
+
+
+def _what_settles(more: int | None, comparison: Comparison) -> str:
+    """So many further starts of each, and what kind of campaign makes them."""
+    if not more:
+        return "take them as equal"
+    starts = f"{more} more start{'s' if more != 1 else ''} of each"
+    if more <= comparison.looks_left:
+        return f"{starts} should settle it"
+    looks = min(comparison.effect.starts) + more - 1
+    if looks <= LOOKS:
+        return f"{starts} should settle it, in a campaign of its own with looks={looks}"
+    return f"{starts} would settle it, more than any campaign compares: take them as equal"
 
 
 def _basis(found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:

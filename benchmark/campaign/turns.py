@@ -163,6 +163,11 @@ def opened(sweep: HostSweep, records: Iterable[Record], now: dt.datetime) -> Hos
     return msgspec.structs.replace(sweep, began_at=now.isoformat(timespec="seconds"), taken=[], before=before)
 
 
+def with_looks(sweep: HostSweep, looks: int) -> HostSweep:
+    """The sweep, asked for with so many looks."""
+    return msgspec.structs.replace(sweep, asked=msgspec.structs.replace(sweep.asked, looks=looks))
+
+
 def _own(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
     """Records of this host whose inputs are still those of the configuration."""
     known = sweep.fingerprints

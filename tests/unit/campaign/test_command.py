@@ -76,13 +76,15 @@ TYPED = [
 ]
 
 
-def test_a_full_sweep_that_is_undecided_is_offered_one_more_look(tmp_path, monkeypatch):
+def test_a_full_sweep_that_is_undecided_is_offered_a_campaign_of_its_own_with_four_looks(tmp_path, monkeypatch):
     said, (promote, sweep, plan) = said_at_the_end(monkeypatch, campaign_of(tmp_path, CLOSE), *TYPED)
     winner = said.split("Winner: ")[1].split()[0]
     assert promote == f"shardsweep promote {winner} -i 'my hosts.yml' --limit gpu1 -e sglang_model_path=/models/x"
+    # One look was asked for, and had: a second one would have no error left.
+    assert "further starts of this campaign name nothing new" in said
     assert sweep == (
-        "shardsweep sweep a b --concurrencies 1,8 --workload prose -i 'my hosts.yml' --limit gpu1 -e rate=2 "
-        "-e sglang_model_path=/models/x -e looks=2"
+        "shardsweep sweep a b --concurrencies 1,8 --workload prose --confidence full -i 'my hosts.yml' --limit gpu1 "
+        "-e rate=2 -e sglang_model_path=/models/x -e looks=4 -e sglang_report_campaign=c-again"
     )
     assert plan == (
         "shardsweep plan --search --model mini-moe --hardware '2x NVIDIA H200' --release 0.5.11 --workload prose "
@@ -114,13 +116,19 @@ def test_a_password_that_was_typed_is_not_said_again(tmp_path, monkeypatch):
     assert "-e ansible_become_password=REMOVED" in promote and "-e ansible_become_password=REMOVED" in sweep
 
 
-def test_looks_are_counted_on_and_end(tmp_path, monkeypatch):
-    campaign = campaign_of(tmp_path, CLOSE, looks=3)
-    _, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "-e", "looks=3")
-    assert sweep == "shardsweep sweep a b -e looks=4"
-    campaign = campaign_of(tmp_path, [], looks=4)
-    _, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "-e", "looks=4")
-    assert "looks=5" not in sweep and "--retry all" in sweep
+def test_looks_that_are_left_are_gone_on_with(tmp_path, monkeypatch):
+    # Four were asked for, and the two had one: the budget was short.
+    campaign = campaign_of(tmp_path, CLOSE, looks=4)
+    said, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "-e", "looks=4", "--budget", "120")
+    assert sweep == "shardsweep sweep a b --budget 120 --retry may_pass -e looks=4"
+    assert "name nothing new" not in said
+
+
+def test_more_of_what_is_sure_is_said_to_name_nothing_new(tmp_path, monkeypatch):
+    sure = [measured("a", n, 100.0 + n) for n in (1, 2, 3)] + [measured("b", n, 150.0 + n) for n in (1, 2, 3)]
+    said, (_, sweep, _) = said_at_the_end(monkeypatch, campaign_of(tmp_path, sure), "a", "b")
+    assert sweep == "shardsweep sweep a b --retry all"
+    assert "Further starts narrow what is quoted; the error is spent, and they name nothing new." in said
 
 
 def test_a_quick_sweep_is_offered_a_full_one(tmp_path, monkeypatch):
@@ -135,7 +143,10 @@ def test_a_report_offers_what_its_campaign_was_asked_for(tmp_path):
     out = StringIO()
     campaign = campaign_of(tmp_path, CLOSE)
     assert command.report_command(campaign.folder, Console(file=out, width=100)) == 0
-    assert "  shardsweep sweep --concurrencies 1,8 --workload prose -e looks=2" in out.getvalue()
+    assert (
+        "  shardsweep sweep a b --concurrencies 1,8 --workload prose --confidence full -e looks=4 "
+        "-e sglang_report_campaign=c-again"
+    ) in out.getvalue()
 
 
 def test_hosts_that_cannot_be_compared_are_told_apart(tmp_path, monkeypatch):

@@ -311,10 +311,53 @@ def test_one_look_has_the_whole_error_and_four_share_it():
     assert decide(records, looks=4)["winner"]["verdict"] == "undecided"
 
 
+def test_starts_beyond_the_last_look_are_quoted_and_name_nothing_new():
+    """Whoever goes on starting until something shows would find something: 9.5 % of equals after six starts each."""
+    few = [*starts("a", 100.0, 103.0, 97.0), *starts("b", 104.0, 101.0, against="a", engine={"page_size": 2})]
+    assert decide(few)["winner"]["verdict"] == "undecided"
+    # Eight further starts of each tell them apart for sure, in a campaign that was asked for so many looks.
+    more = [
+        *starts("a", 100.0, 103.0, 97.0, *[100.0] * 8),
+        *starts("b", 104.0, 101.0, 105.0, *[110.0] * 8, against="a", engine={"page_size": 2}),
+    ]
+    found = decide(more)
+    assert found["winner"]["verdict"] == "undecided"
+    assert found["experiments"][0]["verdict"] == "undecided"
+    assert found["more_starts"] == []
+    # A third start is one that a campaign of one look makes: 105 counts, 110 does not. exp of the mean logarithms'
+    # difference, ln(104 x 101 x 105 / (100 x 103 x 97)) / 3 = 3.35 %.
+    assert found["experiments"][0]["effect"]["peak"]["ratio"] == pytest.approx(1.0335, abs=1e-4)
+    # What is quoted rests on all nine fresh starts: (105 x 110^8)^(1/9).
+    assert found["winner"]["value"] == pytest.approx(109.43, abs=0.01)
+    assert "spent, and further starts of this campaign name nothing new" in found["spent"]
+    assert found["spent"] in found["notes"]
+    # With looks left, a further start of both is asked for, and nothing is spent.
+    left = decide(few, looks=4)
+    assert [row["configuration"] for row in left["more_starts"]] == ["b", "a"] and left["spent"] is None
+
+
+@pytest.mark.parametrize(
+    ("rates", "looks", "said"),
+    [
+        # Noise sqrt(0.000248 / 3) = 0.9 %; b is 2.5 % ahead. With three and four starts t(0.05, 5) = 2.57 makes 1.8 %.
+        ((103.0, 102.0), 4, "; 1 more start of each should settle it. "),
+        ((103.0, 102.0), 1, "; 1 more start of each should settle it, in a campaign of its own with looks=2. "),
+        # 1.2 % ahead: four looks compare five starts of each at most.
+        ((101.7, 100.7), 4, " would settle it, more than any campaign compares: take them as equal. "),
+    ],
+)
+def test_an_undecided_experiment_says_how_many_starts_it_needs_and_in_which_campaign(rates, looks, said):
+    records = [*starts("a", 100.0, 101.0, 99.0), *starts("b", *rates, against="a", engine={"page_size": 2})]
+    (experiment,) = decide(records, looks=looks)["experiments"]
+    assert experiment["verdict"] == "undecided" and said in experiment["sentence"]
+
+
 def test_what_further_starts_show_to_be_better_for_sure_is_the_winner():
-    # a read best on its first start alone; the baseline's twenty starts tell the noise.
+    # a read best on its first start alone; eleven others of three starts each tell the noise: 24 degrees of freedom,
+    # a deviation of sqrt(0.00886 / 24) = 1.9 %.
     records = [
-        *starts("root", *[50.0] * 20),
+        *starts("root", *[50.0] * 3),
+        *(record for n in range(10) for record in starts(f"c{n}", *[50.0] * 3, against="root")),
         *starts("a", 101.0, 90.0, 90.0, 90.0, against="root"),
         *starts("b", 100.0, against="root"),
     ]
