@@ -50,6 +50,8 @@ class Settings:
     """How often finalists are compared at most: each further look is a further start of those still undecided."""
     start_minutes: float = 20.0
     point_minutes: float = 2.0
+    further_points: int = 0
+    """Points that follow the ladder on a first start (load/further.py)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.looks <= LOOKS:
@@ -148,7 +150,7 @@ class _State:
         self.settings = settings
         self.groups = {found.name: found for found in group(records)}
         self.start_minutes, self.point_minutes = _pace(records, settings)
-        self.whole = self.start_minutes + len(settings.ladder) * self.point_minutes
+        self.whole = self.start_minutes + (len(settings.ladder) + settings.further_points) * self.point_minutes
         if spent is None:
             spent = sum(_minutes(record, self.start_minutes) for record in records)
         budget = settings.budget_minutes

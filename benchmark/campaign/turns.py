@@ -91,6 +91,7 @@ class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
             looks=asked.looks,
             start_minutes=asked.start_minutes,
             point_minutes=asked.point_minutes,
+            further_points=max((len(known.further) for known in self.fingerprints.values()), default=0),
         )
 
 

@@ -366,6 +366,8 @@ def test_what_hypotheses_speak_of_is_counted_in():
     ladder = {"ladder": (1, 4, 16, 64, 128, 256, 512)}
     # 8 x (20 + 7 x 2) and 6 x (20 + 3 x 2) minutes; with a single stream beside, 6 x 2 more.
     assert cost(plan, Settings(**ladder)).minutes == pytest.approx(428)
+    # Three points that follow each first ladder: 8 x 3 x 2 more.
+    assert cost(plan, Settings(**ladder, further_points=3)).minutes == pytest.approx(476)
     plan[1]["configuration"]["hypothesis"] = "A single stream is faster."
     assert cost(plan, Settings(**ladder)).minutes == pytest.approx(440)
 
