@@ -102,26 +102,26 @@ def next_turns(
 def skipped(
     plan: Plan, records: Sequence[Record], settings: Settings, spent_minutes: float | None = None
 ) -> list[dict[str, Any]]:
-    """What is not going to be tried, and why: [{"configuration", "reason", "chance"}], the most promising first.
+    """What is not going to be tried, and why: [{"configuration", "reason", "chance", "deferred": by the budget; it can
+    start}], the most promising first.
 
-    `chance` is that of beating the best so far by more than 2 %; None for what cannot start.
+    `chance` is that of beating the best so far by more than 2 %; None for what cannot start, and with nothing seen.
     """
     state = _State(plan, records, settings, spent_minutes)
     turns = next_turns(plan, records, settings, spent_minutes)
     coming = {turn.configuration for turn in turns}
     left = [o for o in state.outlooks if o.name not in coming]
-    remaining = max(state.remaining or 0.0, 0.0)
-    # Less than a minute is no minute to a reader.
-    room = f"{remaining:.0f} minutes are left" if remaining >= 1 else "the budget is spent"
-    found = []
+    why, found = state.why_deferred(turns), []
     for o in left:
-        reason = f"Deferred: {room}, a start with its points takes {state.whole:.0f}, "
-        reason += f"and the chance that it is the best is {o.chance:.0%} by what was measured so far."
-        found.append({"configuration": o.name, "reason": reason, "chance": o.chance})
+        reason = f"Deferred: {why}"
+        if o.chance is not None:
+            reason += f"; the chance that it beats the best so far by more than 2 % is {o.chance:.0%}"
+        found.append({"configuration": o.name, "reason": f"{reason}.", "chance": o.chance, "deferred": True})
     for entry in plan:
         name, said = entry["configuration"]["name"], entry.get("plan") or {}
         if _rejected(entry) and name not in state.groups:
-            found.append({"configuration": name, "reason": said.get("sentence") or "It cannot start.", "chance": None})
+            reason = said.get("sentence") or "It cannot start."
+            found.append({"configuration": name, "reason": reason, "chance": None, "deferred": False})
     return found
 
 
@@ -334,6 +334,18 @@ class _State:
             room -= turn.minutes
             found.append(turn)
         return found
+
+    def why_deferred(self, turns: Sequence[Turn]) -> str:
+        """Why the budget does not hold one more first start beside these."""
+        remaining = max(self.remaining or 0.0, 0.0)
+        takes = f"a start with its points takes {self.whole:.0f}"
+        if not turns:
+            # Less than a minute is no minute to a reader.
+            return f"{f'{remaining:.0f} minutes are left' if remaining >= 1 else 'the budget is spent'}, {takes}"
+        left = remaining - sum(turn.minutes for turn in turns)
+        if left >= self.whole:
+            return f"the starts foreseen leave {left:.0f} minutes, which are kept for second starts of those that lead"
+        return f"the starts foreseen leave {max(left, 0.0):.0f} of {remaining:.0f} minutes, {takes}"
 
     def _quotes(self, turn: Turn) -> bool:
         return turn.purpose == "confirm" and turn.start_number > CHOOSING_STARTS
