@@ -107,8 +107,8 @@ def _winner(
     with, by default those of the host with the best reading.
 
     {"configuration", "host", "objective", "value": as it may be quoted, "interval": [low, high] | None, "starts",
-    "quoted_starts", "verdict": "sure" | "tie" | "undecided" | "only", "close": names not told apart from it, "ties":
-    names within 2 % of it for certain, "sentence"}.
+    "quoted_starts", "verdict": "sure" | "tie" | "undecided" | "only", "close": names not told apart from it,
+    "unknown": those of them whose ladder was left early, "ties": names within 2 % of it for certain, "sentence"}.
     """
     there = [found for found in groups if found.values(by)]
     if not there:
@@ -128,13 +128,27 @@ def _winner(
             break
         first = min(better, key=lambda c: by.better(c.effect.log)).theirs
         compared = _rivals(first, there, by, noise, shifts, looks)
-    ties = [c for c in compared if c.verdict == "tie"]
-    close = [c for c in compared if c.verdict in ("tie", "undecided")]
+    # Whose best is not known may yet be better. (By throughput it is not: a ladder is left because of that.)
+    unknown = [
+        c.theirs.name
+        for c in compared
+        if c.verdict in ("better", "tie") and by.of_point is not PEAK.of_point and c.theirs.best_unknown(by)
+    ]
+    judged = [c for c in compared if c.theirs.name not in unknown]
+    ties = [c for c in judged if c.verdict == "tie"]
+    close = [c for c in judged if c.verdict in ("tie", "undecided")]
     chosen = min((first, *(c.theirs for c in ties)), key=lambda found: (complexity(found, groups), found is not first))
     close_names = [c.theirs.name for c in sorted(close, key=lambda c: by.better(c.effect.log))]
     if chosen is not first:
         close_names = [first.name, *(name for name in close_names if name != chosen.name)]
     verdict = "only" if not compared else "sure" if not close else "tie" if len(close) == len(ties) else "undecided"
+    sentence = _winner_sentence(chosen, first, by, judged, close_names, verdict)
+    if unknown:
+        verdict = "undecided"
+        sentence += (
+            f" The ladder of {listed(unknown)} was left early, so what {'it' if len(unknown) == 1 else 'they'} would "
+            "reach is not known."
+        )
     value = chosen.value(by)
     return {
         "configuration": chosen.name,
@@ -145,9 +159,10 @@ def _winner(
         "starts": len(chosen.values(by)),
         "quoted_starts": chosen.quoted_starts(by),
         "verdict": verdict,
-        "close": close_names,
+        "close": [*close_names, *unknown],
+        "unknown": unknown,
         "ties": [c.theirs.name for c in ties],
-        "sentence": _winner_sentence(chosen, first, by, compared, close_names, verdict),
+        "sentence": sentence,
     }
 
 
@@ -195,6 +210,8 @@ def _winner_sentence(
             return f"{sentence}; {listed(close)} {'is' if len(close) == 1 else 'are'} within 2 % of it: a tie."
         sentence += f"; {_shortened(close)} came so close that {starts} cannot tell"
         return f"{sentence} (a difference of {reach:.0%} would have shown)."
+    if not compared:
+        return f"{sentence}."
     nearest = min(compared, key=lambda c: by.better(c.effect.log))
     low, high = nearest.interval
     return (
@@ -269,13 +286,18 @@ def _by_host(groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shif
 def _pareto(
     groups: Sequence[Starts], objectives: Sequence[Objective], shifts: Mapping[str, Shifts]
 ) -> list[dict[str, Any]]:
-    """Those that no other beats in one objective without losing in another; only of those that tell all of them.
+    """Those that no other beats in one objective without losing in another; only of those that tell all of them, and
+    not merely the least of one because their ladder was left early.
 
     Of hosts that differ, numbers are corrected; what cannot be compared beats nothing.
     """
     if not objectives:
         return []
-    rows = [found for found in groups if all(found.values(o) for o in objectives)]
+    rows = [
+        found
+        for found in groups
+        if all(found.values(o) and (o.of_point is PEAK.of_point or not found.best_unknown(o)) for o in objectives)
+    ]
 
     def beats(other: Starts, found: Starts) -> bool:
         if not all(shifts[o.name].comparable(other.host, found.host) for o in objectives):
@@ -330,16 +352,23 @@ def _open_calls(groups: Sequence[Starts], winner: Mapping[str, Any], by: Objecti
     """What came close to an undecided winner, and that itself, as far as a further start of it is a look that is left:
     both sides of a pair have one start more than the looks they had.
     """
-    if winner["verdict"] != "undecided":
+    if winner["verdict"] != "undecided" or not _came_close(winner):
         return []
     there = {found.name: found for found in reversed(groups) if found.measured}
-    close = [there[name] for name in winner["close"][:3] if name in there]
+    close = [there[name] for name in _came_close(winner)[:3] if name in there]
     return [found for found in (*close, there[winner["configuration"]]) if len(found.values(by)) <= looks]
+
+
+def _came_close(winner: Mapping[str, Any]) -> list[str]:
+    """What further starts may tell apart from the winner: not those whose ladder was left early."""
+    return [name for name in winner["close"] if name not in winner["unknown"]]
 
 
 def _spent(groups: Sequence[Starts], winner: Mapping[str, Any] | None, by: Objective, looks: int) -> str | None:
     """That no look is left at what came close; None where one is, or none is needed."""
-    if winner is None or winner["verdict"] != "undecided" or _open_calls(groups, winner, by, looks):
+    if winner is None or winner["verdict"] != "undecided" or not _came_close(winner):
+        return None
+    if _open_calls(groups, winner, by, looks):
         return None
     times = "once, which has" if looks == 1 else f"{looks} times, which have"
     return (

@@ -186,6 +186,14 @@ class Starts:
         left = self.shown.left
         return left if left and left.may_be_best else None
 
+    def best_unknown(self, by: Objective) -> bool:
+        """Whether the objective is read at the best rung of a ladder that was left early: what is read is the least
+        that it is. What has a rung of its own, the lowest, or points beside the ladder, was measured all the same.
+        """
+        if self.cut_short is None or by.concurrency is not None or not by.more_is_better or by.name == GOODPUT.name:
+            return False
+        return self.has_long_prompts if by.long_prompts else True
+
     @property
     def failures(self) -> tuple[Record, ...]:
         return tuple(r for r in self.records if r.outcome == "failed")

@@ -336,6 +336,46 @@ def test_starts_beyond_the_last_look_are_quoted_and_name_nothing_new():
     assert [row["configuration"] for row in left["more_starts"]] == ["b", "a"] and left["spent"] is None
 
 
+LEFT = rec.Left(
+    rungs=[64], reason="40 tokens a second at concurrency 8 allow at most 320 at 64, below the 900 another reached."
+)
+
+
+def powered(name, number, *rungs, left=None, against="a"):
+    """A start of (concurrency, tokens a second, joules a token)."""
+    points = [a_point(c, rate, telemetry={"energy_joules_per_token": joules}) for c, rate, joules in rungs]
+    return measured(name, *points, number=number, against=against, left=left)
+
+
+def test_a_ladder_that_was_left_early_does_not_lose_by_energy_for_sure():
+    """pp8 gave 1 token a joule at 8 streams, where it was left; with 64 it might give more than ep8's 1.6."""
+    records = [
+        start
+        for n, shift in enumerate((0.0, 0.001, -0.001), 1)
+        for start in (
+            powered("a", n, (8, 90.0, 2.0 + shift), (64, 500.0, 1.0 + shift), against=None),
+            powered("ep8", n, (8, 80.0, 1.5 + shift), (64, 900.0, 0.625 + shift)),
+            powered("pp8", n, (8, 40.0, 1.0 + shift), left=LEFT),
+        )
+    ]
+    found = decide(records)
+    energy = found["winners"]["tokens_per_joule"]
+    assert (energy["configuration"], energy["verdict"], energy["close"]) == ("ep8", "undecided", ["pp8"])
+    assert (
+        "against a, the next. The ladder of pp8 was left early, so what it would reach is not known."
+        in (energy["sentence"])
+    )
+    # By throughput it was left because it cannot win: ep8 is sure.
+    assert found["winner"]["verdict"] == "sure"
+    by_energy = decide(records, "tokens_per_joule")
+    assert sentences(by_energy)["pp8"] == (
+        f"Its ladder was left early, so what it would reach is not known: {LEFT.reason}"
+    )
+    assert "pp8" not in {row["configuration"] for row in by_energy["pareto"]}
+    # No further start would tell: it is asked for none, and nothing is said to be spent.
+    assert (by_energy["more_starts"], by_energy["spent"]) == ([], None)
+
+
 @pytest.mark.parametrize(
     ("rates", "looks", "said"),
     [
