@@ -187,8 +187,9 @@ def experiments(groups: Sequence[Starts], objectives: Sequence[Objective], looks
     judged: dict[tuple[str, str], dict[str, Comparison]] = {}
     for by in objectives:
         noise = pooled_noise(found.logs(by, compared_starts(looks)) for found in groups)
-        # Where a ladder was left early its best rung is not known, so there is nothing to compare with.
-        known = [pair for pair in pairs if by.concurrency is not None or not any(side.cut_short for side in pair)]
+        # Where a ladder was left early its best rung is not known, so there is nothing to compare with. What has a rung
+        # of its own, and what follows the ladder, was measured whatever the ladder brought.
+        known = [pair for pair in pairs if not any(side.best_unknown(by) for side in pair)]
         for comparison in compare(known, by, noise, shifts=shifts[by.name], looks=looks):
             judged.setdefault(comparison.ours.key, {})[by.name] = comparison
     return [_experiment(ours, theirs, judged.get(ours.key, {})) for ours, theirs in held]

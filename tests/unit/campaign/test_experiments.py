@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from builders import a_point, a_record
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmark.campaign import record as rec
 from benchmark.campaign.experiments import Claim, causes, claims, experiments
-from benchmark.campaign.objectives import PEAK, SINGLE_STREAM, group
+from benchmark.campaign.objectives import PEAK, SINGLE_STREAM, group, objective
 
 
 @pytest.mark.parametrize(
@@ -171,6 +172,39 @@ def test_a_ladder_that_was_left_early_tells_no_peak():
     # A rung that failed is no such case: the best of those below it is the peak.
     ended = rec.Left(rungs=[64], reason="Concurrency 16 failed, so concurrency 64 would too.", may_be_best=False)
     assert one(starts("a", 100.0, 101.0) + starts("b", 60.0, 61.0, **change, left=ended))["verdict"] == "refuted"
+
+
+def test_what_follows_a_ladder_that_was_left_early_is_compared_all_the_same():
+    """pp8 reads long prompts in a quarter of the time, which its hypothesis says, and was left at 8 streams."""
+
+    def start(name, number, seconds, against=None, left=None):
+        spread = rec.Distribution(
+            count=4, mean=seconds, p50=seconds, p90=seconds, p95=seconds, p99=None, min=seconds, max=seconds
+        )
+        long = a_point(1, 20.0, workload="long", ttft_seconds=spread, prompt_tokens_per_second=16384 / seconds)
+        loop = msgspec.structs.replace(
+            a_point(8, 20.0, workload="quick_open", goodput_requests_per_second=1 / seconds), rate=2.0
+        )
+        energy = a_point(8, 60.0, telemetry={"energy_joules_per_token": 1.0})
+        return a_record(
+            configuration=rec.Configuration(
+                name=name, against=against, engine={"pp_size": 8} if against else {}, hypothesis="TTFT is lower."
+            ),
+            outcome="measured",
+            points=[energy, long, loop],
+            workload={"name": "quick", "prompt_tokens": 64},
+            after_ladder=[{"workload": {"name": "long", "prompt_tokens": 16384}, "concurrency": 1, "repeat": 1}],
+            start_number=number,
+            left=left,
+        )
+
+    left = rec.Left(rungs=[64], reason="60 tokens a second at concurrency 8 allow at most 480 at 64.")
+    records = [start("tp8", n, 4.0) for n in (1, 2)] + [start("pp8", n, 1.0, "tp8", left) for n in (1, 2)]
+    (found,) = experiments(group(records), [PEAK, *map(objective, ("ttft", "prefill", "goodput", "tokens_per_joule"))])
+    assert found["verdict"] == "supported"
+    assert found["effect"]["ttft"]["ratio"] == pytest.approx(0.25)
+    # Read at the best rung of the ladder itself: not known.
+    assert set(found["effect"]) == {"ttft", "prefill", "goodput"}
 
 
 @pytest.mark.parametrize(
