@@ -108,7 +108,8 @@ def _winner(
 
     {"configuration", "host", "objective", "value": as it may be quoted, "interval": [low, high] | None, "starts",
     "quoted_starts", "verdict": "sure" | "tie" | "undecided" | "only", "close": names not told apart from it,
-    "unknown": those of them whose ladder was left early, "ties": names within 2 % of it for certain, "sentence"}.
+    "unknown": those of them whose ladder was left early, "ties": names within 2 % of it for certain,
+    "ahead": the best where a simpler one that ties with it was chosen, "sentence"}.
     """
     there = [found for found in groups if found.values(by)]
     if not there:
@@ -128,6 +129,7 @@ def _winner(
             break
         first = min(better, key=lambda c: by.better(c.effect.log)).theirs
         compared = _rivals(first, there, by, noise, shifts, looks)
+    chosen, compared = _simplest(first, compared, there, groups, by, noise, shifts, looks)
     # Whose best is not known may yet be better. (By throughput it is not: a ladder is left because of that.)
     unknown = [
         c.theirs.name
@@ -137,10 +139,7 @@ def _winner(
     judged = [c for c in compared if c.theirs.name not in unknown]
     ties = [c for c in judged if c.verdict == "tie"]
     close = [c for c in judged if c.verdict in ("tie", "undecided")]
-    chosen = min((first, *(c.theirs for c in ties)), key=lambda found: (complexity(found, groups), found is not first))
     close_names = [c.theirs.name for c in sorted(close, key=lambda c: by.better(c.effect.log))]
-    if chosen is not first:
-        close_names = [first.name, *(name for name in close_names if name != chosen.name)]
     verdict = "only" if not compared else "sure" if not close else "tie" if len(close) == len(ties) else "undecided"
     sentence = _winner_sentence(chosen, first, by, judged, close_names, verdict)
     if unknown:
@@ -161,9 +160,34 @@ def _winner(
         "verdict": verdict,
         "close": [*close_names, *unknown],
         "unknown": unknown,
+        "ahead": first.name if chosen is not first else None,
         "ties": [c.theirs.name for c in ties],
         "sentence": sentence,
     }
+
+
+def _simplest(
+    first: Starts,
+    compared: Sequence[Comparison],
+    there: Sequence[Starts],
+    groups: Sequence[Starts],
+    by: Objective,
+    noise: Noise,
+    shifts: Shifts,
+    looks: int,
+) -> tuple[Starts, Sequence[Comparison]]:
+    """The simplest of the best and those that tie with it, and how it compares with all others.
+
+    One that ties with the best may be behind a third for sure: that one is no choice.
+    """
+    of_first = complexity(first, groups)
+    ties = [c.theirs for c in compared if c.verdict == "tie" and complexity(c.theirs, groups) < of_first]
+    for found in sorted(ties, key=lambda found: complexity(found, groups)):
+        own = _rivals(found, there, by, noise, shifts, looks)
+        ahead = {c.theirs.name for c in own if c.verdict == "worse"}
+        if not ahead and any(c.theirs is first and c.verdict == "tie" for c in own):
+            return found, own
+    return first, compared
 
 
 def _rivals(
@@ -199,15 +223,17 @@ def _winner_sentence(
         sentence += f" on {fresh} fresh start{'s' if fresh > 1 else ''}"
     if verdict == "only":
         return f"{sentence}; nothing else was measured."
-    if verdict == "tie" and chosen is not first:
-        are = "is" if len(close) == 1 else "are"
-        return f"{sentence}; {listed(close)} {are} within 2 %, and this one differs least from the baseline."
-    if close:
-        reach = max(c.effect.detectable(c.level) for c in compared if c.verdict != "better")
-        fewest = min(min(c.effect.starts) for c in compared if c.verdict != "better")
-        starts = "one start" if fewest == 1 else "these starts"
+    ties = [name for name in close if any(c.theirs.name == name and c.verdict == "tie" for c in compared)]
+    if verdict == "tie" or chosen is not first:
+        sentence += f"; {listed(ties)} {'is' if len(ties) == 1 else 'are'} within 2 %"
+        sentence += " of it: a tie" if chosen is first else ", and this one differs least from the baseline"
         if verdict == "tie":
-            return f"{sentence}; {listed(close)} {'is' if len(close) == 1 else 'are'} within 2 % of it: a tie."
+            return f"{sentence}."
+        close = [name for name in close if name not in ties]
+    if close:
+        open_ = [c for c in compared if c.verdict == "undecided"]
+        reach = max(c.effect.detectable(c.level) for c in open_)
+        starts = "one start" if min(min(c.effect.starts) for c in open_) == 1 else "these starts"
         sentence += f"; {_shortened(close)} came so close that {starts} cannot tell"
         return f"{sentence} (a difference of {reach:.0%} would have shown)."
     if not compared:

@@ -70,6 +70,8 @@ def _won(winner: Mapping[str, Any], by: Objective) -> str:
     best = "The highest peak" if by is PEAK else f"The best by {by.title}"
     if winner["verdict"] == "tie":
         return "As fast as any, and of those that tie the one with the fewest settings."
+    if winner["verdict"] == "undecided" and winner["ahead"]:
+        return f"Within 2 % of {winner['ahead']}, with fewer settings; close calls are not decided."
     if winner["verdict"] == "undecided":
         return f"{best} so far; close calls are not decided."
     return f"{best}."

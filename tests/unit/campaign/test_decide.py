@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import msgspec
 import pytest
@@ -300,6 +301,55 @@ def test_a_small_difference_that_is_certain_is_a_tie_and_the_simpler_is_preferre
     assert (found["winner"]["configuration"], found["winner"]["verdict"]) == ("root", "tie")
     # That it is higher is not so: less than 2 % is no difference.
     assert found["experiments"][0]["verdict"] == "refuted"
+
+
+def test_when_a_tie_goes_to_the_simpler_one_every_sentence_is_about_that_one():
+    """`big` read 0.7 % more than `simple`, which has fewer settings."""
+    shape = (0.997, 1.003, 1.0)
+    simple = starts("simple", *(994.0 * n for n in shape), against="root", engine={"ep_size": 8})
+    big = starts("big", *(1001.0 * n for n in shape), against="root", engine={"ep_size": 8, "page_size": 16})
+    root = starts("root", *(700.0 * n for n in shape))
+    found = decide([*root, *big, *simple])
+    winner = found["winner"]
+    assert (winner["configuration"], winner["verdict"]) == ("simple", "tie")
+    assert (winner["ties"], winner["close"], winner["ahead"]) == (["big"], ["big"], "big")
+    assert "big is within 2 %, and this one differs least from the baseline" in winner["sentence"]
+    assert sentences(found)["big"] == "Within 2 % of the winner: a tie."
+    # A third at 0.9 % behind the winner, and within 2 % of it, though not within 2 % of `big`: it is no loser.
+    third = starts("third", *(985.0 * n for n in shape), against="root", engine={"ep_size": 8, "page_size": 32})
+    found = decide([*root, *big, *simple, *third])
+    assert (found["winner"]["configuration"], found["winner"]["ties"]) == ("simple", ["big", "third"])
+    assert sentences(found)["third"] == "Within 2 % of the winner: a tie."
+    # One that is not told apart from it leaves the call open; what is said of `big` stays as it was.
+    third = starts("third", 980.0, against="root", engine={"ep_size": 8, "page_size": 32})
+    wide = starts("wide", *(500.0 * n for n in (0.99, 1.01, 1.0)), against="root", engine={"ep_size": 4})
+    found = decide([*root, *big, *simple, *third, *wide])
+    winner = found["winner"]
+    assert (winner["configuration"], winner["verdict"], winner["ties"]) == ("simple", "undecided", ["big"])
+    assert (
+        "big is within 2 %, and this one differs least from the baseline; third came so close that one start"
+        in (winner["sentence"])
+    )
+    assert sentences(found)["simple"] == "Within 2 % of big, with fewer settings; close calls are not decided."
+    assert sentences(found)["big"] == "Within 2 % of the winner: a tie."
+    assert sentences(found)["third"].endswith("against the winner, which one start cannot tell apart from noise.")
+
+
+def test_a_simpler_one_that_ties_is_not_chosen_where_a_third_is_ahead_of_it_for_sure():
+    """Noise is 0.3 %, the least, six degrees of freedom. `simple` is 1.20 +- 0.73 % behind `big` (t(0.025, 6) x 0.3 x
+    sqrt(2/3)): a tie. It is 1.19 +- 0.85 % behind `third` (t(0.05, 6) x 0.3 x sqrt(1 + 1/3)): up to 2.04 %, no tie.
+    """
+    shape = (0.999, 1.001, 1.0)
+    more = {"against": "root", "engine": {"ep_size": 8, "page_size": 16}}
+    records = [
+        *starts("root", *(700.0 * n for n in shape)),
+        *starts("simple", *(1000.0 * n for n in shape), against="root", engine={"ep_size": 8}),
+        *starts("big", *(1000.0 * math.exp(0.012) * n for n in shape), **more),
+    ]
+    assert decide(records)["winner"]["configuration"] == "simple"
+    third = starts("third", 1000.0 * math.exp(0.0119), **more)
+    winner = decide([*records, *third])["winner"]
+    assert (winner["configuration"], winner["ahead"]) == ("big", None)
 
 
 def test_one_look_has_the_whole_error_and_four_share_it():
