@@ -205,6 +205,12 @@ def _ending(folder: Path, records: list[Record], decision: dict[str, Any], typed
         f"  on {host}: {own['sentence'] if own else 'nothing has a valid point.'}"
         for host, own in decision["winners_by_host"].items()
     ]
+    lines += [
+        f"One more start of {row['configuration']} on {row['host']} is wanted. {row['why']}"
+        if row["starts"] == 1
+        else f"{row['starts']} more starts of {row['configuration']} on {row['host']} are wanted. {row['why']}"
+        for row in decision["more_starts"]
+    ]
     lines.append(f"Report: {folder / 'report.html'}")
     if winner:
         lines += [told] if (told := _spent(decision)) else []
@@ -218,17 +224,18 @@ def _next_commands(folder: Path, decision: dict[str, Any], records: list[Record]
     # A name would put the winner of one host into service on hosts of another kind too.
     several = bool(decision["winners_by_host"])
     first = typed.promote_own(folder) if several else typed.promote(winner["configuration"])
+    wanted = {row["configuration"] for row in decision["more_starts"]}
     failed = any(record.outcome == "failed" for record in records)
-    if decision["more_starts"] and decision["confidence"] != "full":
+    if wanted and decision["confidence"] != "full":
         second = typed.sweep(confidence="full")
     elif decision["spent"]:
         # What came close, with an error and starts of its own.
         close = ",".join((winner["configuration"], *winner["close"]))
         own = {"sglang_report_campaign": f"{folder.name}-again"}
         second = typed.sweep(configs=close, confidence="full", looks=LOOKS, **own)
-    elif decision["more_starts"] and winner["verdict"] == "undecided":
+    elif wanted - {winner["configuration"]} or (wanted and winner["verdict"] == "undecided"):
         second = typed.sweep(retry="failed" if failed else "may_pass")  # goes on where it was
-    elif decision["more_starts"]:
+    elif wanted:
         # It is to be quoted, and was not started afresh.
         second = typed.sweep(configs=winner["configuration"], confidence="quick", retry="all")
     else:

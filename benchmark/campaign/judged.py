@@ -28,7 +28,10 @@ def decided(campaign: Campaign, records: list[Record] | None = None) -> dict[str
     full = about.get("confidence") == "full" or any(sweep.asked.confidence == "full" for sweep in sweeps)
     confidence = "full" if full else "quick"
     looks = kept_looks(campaign) or 1
-    return decide(records, objective, _of_all(records, sweeps), looks) | {
+    decision = decide(records, objective, _of_all(records, sweeps), looks)
+    lacking = [row for sweep in sweeps for row in turns.baseline_lacks(sweep, records)]
+    return decision | {
+        "more_starts": [*decision["more_starts"], *lacking],
         "name": campaign.name,
         "confidence": confidence if sweeps else None,
         "looks": looks,

@@ -125,6 +125,12 @@ def skipped(
     return found
 
 
+def baseline_starts(plan: Plan, records: Sequence[Record], settings: Settings) -> tuple[str, int] | None:
+    """The baseline of these records of one host, and how many starts of it tell the objective; None without one."""
+    state = _State(plan, records, settings, 0.0)
+    return (state.baseline, state.starts(state.baseline)) if state.baseline is not None else None
+
+
 def cost(plan: Plan, settings: Settings) -> Cost:
     """Starts and minutes if everything is tried, and what the confidence adds; the schedule makes no more starts."""
     state = _State(plan, [], settings, 0.0)
@@ -190,10 +196,10 @@ class _State:
         telling = [r for name in tried & self.groups.keys() for r in self.groups[name].telling(self.settings.objective)]
         later = [r.configuration.name for r in telling if r.start_number > 1 and r.created_at >= explored]
         others = [name for name in later if name != self.baseline]
-        own = self._starts(self.baseline) if self.baseline else 0
+        own = self.starts(self.baseline) if self.baseline else 0
         return len(others) + min(max(own - self.settings.baseline_starts, 0), len(later) - len(others))
 
-    def _starts(self, name: str) -> int:
+    def starts(self, name: str) -> int:
         """Starts that tell the objective, or that it cannot be had; an earlier sweep may have asked for another one."""
         return len(self.groups[name].telling(self.settings.objective)) if name in self.groups else 0
 
@@ -221,7 +227,7 @@ class _State:
         """Put the baseline's further starts half-way and last, and the finalists' second starts between."""
         if self.baseline is None:
             return turns
-        there = self._starts(self.baseline) or 1
+        there = self.starts(self.baseline) or 1
         wanted = [self._again(self.baseline, n) for n in range(there + 1, self.settings.baseline_starts + 1)]
         left = [turn for turn in turns if turn.purpose == "explore"]
         tried = len(self.groups)
@@ -244,7 +250,7 @@ class _State:
         if not finalists:
             return []
         room = max(self.most_confirmed - self.confirmed, 0)
-        starts = {name: self._starts(name) for name in finalists}
+        starts = {name: self.starts(name) for name in finalists}
         best, *others = finalists
         lead = [self._again(best, n) for n in range(2, CHOOSING_STARTS + 2) if n > starts[best]]
         behind = [self._again(name, 2) for name in others if starts[name] < 2][: max(room - len(lead), 0)]
@@ -270,16 +276,16 @@ class _State:
         # The winner changes on the way: what others had counts as well.
         room = self.most_confirmed + self.most_settled - self.confirmed
         turns = [
-            self._again(name, self._starts(name) + 1, "settle")
+            self._again(name, self.starts(name) + 1, "settle")
             for name in names
-            if self._starts(name) - 1 < self.settings.looks
+            if self.starts(name) - 1 < self.settings.looks
         ]
         return turns[: max(room, 0)]
 
     def _again(self, name: str, nth: int, purpose: Literal["confirm", "settle"] = "confirm") -> Turn:
         """The nth start that tells the objective."""
         rungs, after, points = self._read_again(name)
-        silent = len(self.groups[name].records) - self._starts(name) if name in self.groups else 0
+        silent = len(self.groups[name].records) - self.starts(name) if name in self.groups else 0
         number = nth + silent
         minutes = self.start_minutes + points * self.point_minutes
         what = "A second start, to compare." if nth <= CHOOSING_STARTS else "A fresh start before it is quoted."

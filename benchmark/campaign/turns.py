@@ -283,6 +283,21 @@ def most_turns(sweep: HostSweep) -> int:
     return tries * schedule.cost(sweep.scheduled(), sweep.settings()).starts
 
 
+def baseline_lacks(sweep: HostSweep, records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Starts of the baseline that a full sweep makes and has not made, such as for want of minutes: a row of
+    `more_starts` (decide.py), or none.
+    """
+    if sweep.asked.confidence != "full":
+        return []
+    settings = sweep.settings()
+    name, there = schedule.baseline_starts(sweep.scheduled(), _own(sweep, records), settings) or ("", 0)
+    lacking = settings.baseline_starts - there
+    if not there or lacking <= 0:
+        return []
+    why = f"The baseline has {there} of its {settings.baseline_starts} starts, and drift is estimated from all of them."
+    return [{"configuration": name, "host": sweep.host, "starts": lacking, "why": why}]
+
+
 def kept(sweep: HostSweep, records: Sequence[Record]) -> list[dict[str, Any]]:
     """What is not measured again, because an earlier sweep's record stands: [{"configuration", "outcome", "why"}]."""
     rows: dict[str, dict[str, Any]] = {}

@@ -42,13 +42,13 @@ CLOSE = [
 ]
 
 
-def campaign_of(tmp_path, records, **asked):
+def campaign_of(tmp_path, records, plan=(), fingerprints=None, **asked):
     campaign = Campaign(tmp_path, "c")
     campaign.open({"name": "c"})
     for record in records:
         campaign.put(record)
     asked = {"ladder": [1, 8], "confidence": "full", **asked}
-    said = {"host": "gpu1", "plan": [], "fingerprints": {}, "asked": asked}
+    said = {"host": "gpu1", "plan": list(plan), "fingerprints": fingerprints or {}, "asked": asked}
     with campaign.locked():
         campaign.keep_sweep(turns.kept_sweep(json.dumps(said).encode()))
     return campaign
@@ -122,6 +122,37 @@ def test_looks_that_are_left_are_gone_on_with(tmp_path, monkeypatch):
     said, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "-e", "looks=4", "--budget", "120")
     assert sweep == "shardsweep sweep a b --budget 120 --retry may_pass -e looks=4"
     assert "name nothing new" not in said
+
+
+def test_what_a_budget_left_out_of_the_repeats_is_said_at_the_end(tmp_path, monkeypatch):
+    """The winner's number is the one that chose it, and the baseline has two of its three starts."""
+    sure = [measured("a", n, 100.0 + n) for n in (1, 2)] + [measured("b", n, 150.0 + n) for n in (1, 2)]
+    entries = [
+        {
+            "name": name,
+            "verdict": "runs",
+            "sentence": "",
+            "configuration": {"name": name, "against": against, "engine": {}, "environment": {}},
+        }
+        for name, against in (("a", None), ("b", "a"))
+    ]
+    known = {name: {"fingerprint": name} for name in ("a", "b")}
+    campaign = campaign_of(tmp_path, sure, plan=entries, fingerprints=known, budget_minutes=120)
+    said, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "--budget", "120")
+    told = said[said.index("Winner: b") :].splitlines()
+    assert told[1:3] == [
+        "One more start of b on gpu1 is wanted. It was read on the starts that chose it; a fresh start is needed "
+        "before it is quoted.",
+        "One more start of a on gpu1 is wanted. The baseline has 2 of its 3 starts, and drift is estimated from all of "
+        "them.",
+    ]
+    # The same again goes on where it was, with as many minutes.
+    assert sweep == "shardsweep sweep a b --budget 120 --retry may_pass"
+    third = [*sure, measured("a", 3, 100.0)]
+    _, (_, sweep, _) = said_at_the_end(
+        monkeypatch, campaign_of(tmp_path / "other", third, plan=entries, fingerprints=known), "a", "b"
+    )
+    assert sweep == "shardsweep sweep b --confidence quick --retry all"
 
 
 def test_more_of_what_is_sure_is_said_to_name_nothing_new(tmp_path, monkeypatch):
