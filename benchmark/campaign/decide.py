@@ -24,7 +24,7 @@ from .objectives import (
 )
 from .reasons import why
 from .record import Record
-from .statistics import ERROR, Noise, bounded_exp, drift, pooled_noise, t_point
+from .statistics import ASSUMED_NOISE, ERROR, Noise, bounded_exp, drift, pooled_noise, t_point
 
 OBJECTIVES = {known.name: known.title for known in KNOWN}
 
@@ -240,8 +240,9 @@ def _winner_sentence(
         return f"{sentence}."
     nearest = min(compared, key=lambda c: by.better(c.effect.log))
     low, high = nearest.interval
+    basis = f", if starts differ by {ASSUMED_NOISE * 100:.0f} %" if nearest.noise.assumed else ""
     return (
-        f"{sentence}, {nearest.effect.ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%}) against "
+        f"{sentence}, {nearest.effect.ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%}{basis}) against "
         f"{nearest.theirs.name}, the next."
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from .hosts import NO_SHIFTS, Shifts, host_shifts
 from .objectives import Objective, Starts, compared_starts
 from .record import Record
 from .statistics import (
+    ASSUMED_NOISE,
     LOOKS,
     TIE,
     Effect,
@@ -135,8 +136,14 @@ class Comparison:
 
     @property
     def more_starts(self) -> int | None:
-        """Further starts of each side; one where the noise is not yet known, because that start tells it."""
-        return 1 if self.noise.assumed else more_starts(self.effect, self.noise, self.level)
+        """Further starts of each side that should make it a difference or a tie."""
+        return self.starts_until(lambda low, high: verdict(low, high) != "undecided")
+
+    def starts_until(self, settled: Callable[[float, float], bool]) -> int | None:
+        """Further starts of each side until an interval settles it; one where the noise is not yet known, because that
+        start tells it.
+        """
+        return 1 if self.noise.assumed else more_starts(self.effect, self.noise, self.level, settled)
 
     @property
     def looks_left(self) -> int:
@@ -333,7 +340,7 @@ def judge(said: Iterable[Claim], by_objective: Mapping[str, Comparison]) -> tupl
         comparison = by_objective.get(claim.objective)
         verdicts.append(_claim_verdict(claim, comparison) if comparison else "undecided")
         if comparison and verdicts[-1] == "undecided":
-            wanted.append(comparison.more_starts)
+            wanted.append(_starts_until_judged(claim, comparison))
     if "refuted" in verdicts:
         return "refuted", None
     if verdicts and all(found == "supported" for found in verdicts):
@@ -343,11 +350,19 @@ def judge(said: Iterable[Claim], by_objective: Mapping[str, Comparison]) -> tupl
 
 
 def _claim_verdict(claim: Claim, comparison: Comparison) -> str:
+    return _claim_by(claim, comparison.by, *comparison.interval)
+
+
+def _starts_until_judged(claim: Claim, comparison: Comparison) -> int | None:
+    return comparison.starts_until(lambda low, high: _claim_by(claim, comparison.by, low, high) != "undecided")
+
+
+def _claim_by(claim: Claim, by: Objective, low: float, high: float) -> str:
+    """The verdict on a claim by an interval of the ratio."""
     if claim.better is None:
-        return {"tie": "supported", "undecided": "undecided"}.get(comparison.verdict, "refuted")
-    low, high = comparison.interval
+        return {"tie": "supported", "undecided": "undecided"}.get(verdict(low, high), "refuted")
     # Turned so that the claimed direction is up.
-    if claim.better != comparison.by.more_is_better:
+    if claim.better != by.more_is_better:
         low, high = 1 / high, 1 / low
     if claim.denied:
         return "supported" if high <= 1 + TIE else "refuted" if low > 1 + TIE else "undecided"
@@ -396,7 +411,7 @@ def _told(comparison: Comparison) -> str:
 
 
 def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:
-    basis = _basis(found, by_objective)
+    basis = _basis(by_objective)
     if found["verdict"] != "undecided":
         return f"The hypothesis is {found['verdict']}.{basis}"
     if found["confounded_by"]:
@@ -429,16 +444,16 @@ def _what_settles(more: int | None, comparison: Comparison) -> str:
     return f"{starts} would settle it, more than any campaign compares: take them as equal"
 
 
-def _basis(found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:
-    """What the intervals rest on: those that the hypothesis speaks of first."""
-    claimed = {claim["objective"] for claim in found["claims"]} & by_objective.keys() or by_objective.keys()
+def _basis(by_objective: Mapping[str, Comparison]) -> str:
+    """What the intervals rest on: so many starts, and for which of them the noise is only assumed."""
     assumed = [name for name, comparison in by_objective.items() if comparison.noise.assumed]
-    if claimed & set(assumed):
-        return " One start each: the interval assumes 4 % between starts."
-    basis = f" From {found['starts'][0]} and {found['starts'][1]} starts."
+    if len(assumed) == len(by_objective):
+        return f" One start each: the interval assumes {ASSUMED_NOISE * 100:.0f} % between starts."
+    sides = zip(*(comparison.effect.starts for comparison in by_objective.values()), strict=True)
+    basis = " From {} and {} starts.".format(*map(max, sides))
     if assumed:
         names = listed([name.replace("_", " ") for name in assumed])
-        basis += f" The interval of {names} assumes 4 % between starts."
+        basis += f" The interval of {names} assumes {ASSUMED_NOISE * 100:.0f} % between starts, from one start each."
     return basis
 
 

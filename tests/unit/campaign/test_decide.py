@@ -39,6 +39,8 @@ def test_the_highest_valid_peak_wins():
     assert found["winner"]["configuration"] == "a"
     assert found["winner"]["value"] == 100.0
     assert found["winner"]["verdict"] == "sure"
+    # 30 against 20 on one start each.
+    assert "if starts differ by 4 %) against a, the next." in found["winners"]["single_stream"]["sentence"]
     assert found["winners"]["single_stream"]["configuration"] == "b"
     assert [row["configuration"] for row in found["ranking"]] == ["a", "b"]
     assert found["ranking"][0]["interval"] is None

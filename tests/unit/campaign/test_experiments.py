@@ -223,6 +223,40 @@ def test_no_slower_leaves_room_for_a_tie(interval_of, verdict):
     assert one(base + starts("b", *interval_of, **said))["verdict"] == verdict
 
 
+@pytest.mark.parametrize(("loss", "wanted"), [(0.015, 8), (0.02, None)])
+def test_no_lower_needs_as_many_starts_as_leave_no_room_for_a_loss_of_two_percent(loss, wanted):
+    """Noise is 0.5 % of four degrees of freedom. At -1.5 % (log 0.01511) the interval has to stay within log(1.02) =
+    0.01980: t x 0.5 % x sqrt(2/n) at most 0.469 %. Ten starts of each, 18 degrees: 2.101 x 0.5 x 0.447 = 0.470; eleven,
+    20 degrees: 2.086 x 0.5 x 0.426 = 0.445. (That it leaves out 1 takes one more start, and says nothing of this.)
+    """
+    shape = (0.995, 1.0, 1.005)
+    said = {"hypothesis": "The throughput is no lower.", "engine": {"schedule_policy": "lpm"}, "against": "a"}
+    base = starts("a", *(100.0 * n for n in shape))
+    found = one(base + starts("b", *(100.0 * (1 - loss) * n for n in shape), **said))
+    assert (found["verdict"], found["more_starts"]) == ("undecided", wanted)
+
+
+def test_only_what_was_measured_on_one_start_is_said_to_rest_on_an_assumption():
+    """Three starts of each, and long prompts on the first alone; there is no hypothesis."""
+
+    def start(name, number, rate, against=None):
+        long = a_point(1, 20.0, workload="long", prompt_tokens_per_second=1000.0) if number == 1 else None
+        return a_record(
+            configuration=rec.Configuration(name=name, against=against, engine={"page_size": 16} if against else {}),
+            outcome="measured",
+            points=[a_point(8, rate), *([long] if long else [])],
+            workload={"name": "quick", "prompt_tokens": 64},
+            after_ladder=[{"workload": {"name": "long", "prompt_tokens": 16384}, "concurrency": 1, "repeat": 1}],
+            start_number=number,
+        )
+
+    records = [start("a", n, 100.0 + n) for n in (1, 2, 3)] + [start("b", n, 120.0 + n, "a") for n in (1, 2, 3)]
+    (found,) = experiments(group(records), [PEAK, objective("prefill")])
+    assert found["sentence"].endswith(
+        "From 3 and 3 starts. The interval of prefill assumes 4 % between starts, from one start each."
+    )
+
+
 def test_a_hypothesis_that_names_no_objective_is_undecided_and_says_so():
     said = {"hypothesis": "Wider shards pay off.", "engine": {"ep_size": 8}, "against": "a"}
     found = one(starts("a", 100.0, 100.1) + starts("b", 130.0, 130.1, **said))
