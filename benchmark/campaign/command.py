@@ -62,6 +62,8 @@ def sweep_command(
             fold, status, exit_status = _swept(inventory, limit, variables | {"interrupt": True}, out)
     except NoProject as error:
         out.print(str(error), style="red", highlight=False)
+        if as_json:
+            _tell_machines(None, [str(error)])
         return _USAGE
     if status == "canceled":
         out.print("Interrupted. Giving the host back ...", highlight=False)
@@ -80,8 +82,11 @@ def sweep_command(
         nobody = not fold.hosts_seen and not fold.errors
         told = "No host took part. Look at the inventory and --limit." if nobody else ""
         return _ended(fold, told, out, exit_status or _FAILED, as_json=as_json)
+    if as_json:
+        told = _tell_machines(Path(fold.folder), fold.errors)
+        return exit_status or told
     try:
-        shown = _show(Path(fold.folder), out, Typed(inventory, limit, variables, extra), as_json=as_json)
+        shown = _show(Path(fold.folder), out, Typed(inventory, limit, variables, extra))
     except CampaignError as error:
         out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         shown = _FAILED
@@ -123,11 +128,26 @@ def _ended(fold: Sweep, told: str, out: Console, exit_status: int, *, as_json: b
     """The end of a sweep that was stopped or never began, with the decision so far for machines."""
     if told:
         out.print(told, highlight=False)
-    if as_json and fold.folder is not None:
-        _show(Path(fold.folder), out, as_json=True)
-    elif as_json:
-        sys.stdout.write(json.dumps({"winner": None, "errors": fold.errors}, indent=1) + "\n")
+    if as_json:
+        _tell_machines(Path(fold.folder) if fold.folder is not None else None, fold.errors)
     return exit_status
+
+
+def _tell_machines(folder: Path | None, errors: Sequence[str]) -> int:
+    """One JSON object on standard output, whatever came of the sweep: the decision so far, and "errors".
+
+    Returns:
+        0, or 1 where the campaign cannot be read.
+    """
+    decision: dict[str, Any] = {"winner": None}
+    status, told = _OK, list(errors)
+    if folder is not None:
+        try:
+            decision = decided(Campaign(folder.parent, folder.name))
+        except CampaignError as error:
+            status, told = _FAILED, [*told, str(error)]
+    sys.stdout.write(json.dumps(decision | {"errors": told}, indent=1, sort_keys=True) + "\n")
+    return status
 
 
 def _written(folder: Path) -> None:
@@ -168,13 +188,10 @@ def compare_command(before: str, after: str, console: Console) -> int:
     return _OK if found.comparable else _FAILED
 
 
-def _show(folder: Path, console: Console, typed: Typed | None = None, *, as_json: bool = False) -> int:
+def _show(folder: Path, console: Console, typed: Typed | None = None) -> int:
     campaign = Campaign(folder.parent, folder.name)
     records = campaign.records()
     decision = decided(campaign, records)
-    if as_json:
-        sys.stdout.write(json.dumps(decision, indent=1, sort_keys=True) + "\n")
-        return _OK
     console.print()
     width = min(console.width, _WIDTH)
     console.print(terminal_table(records, decision, width=width), highlight=False, markup=False)

@@ -84,6 +84,45 @@ def test_a_terminal_that_is_gone_is_a_yes_and_silence_is_a_no(monkeypatch):
         assert command._line_within(0.1, threading.Event()) == ""
 
 
+def spoken_to_machines(campaign, monkeypatch, capfd, *events, status=("successful", 0)):
+    """(exit status, the one object on standard output) of `sweep --json` where its playbook tells of these events."""
+    answer = {"folder": str(campaign.folder), "turn": {}, "minutes": 0.0}
+    data = {"host": "h1", "task": "Next | ask", "res": {"stdout": json.dumps(answer)}}
+
+    def watched(playbook, arguments, take, cancelled):
+        for event in ({"event": "runner_on_ok", "event_data": data}, *events):
+            take(event)
+        return status
+
+    monkeypatch.setattr(command, "run_watched", watched)
+    done = command.sweep_command([], None, {}, Console(file=StringIO()), as_json=True)
+    return done, json.loads(capfd.readouterr().out)
+
+
+def test_machines_are_told_one_object_with_what_went_wrong(tmp_path, monkeypatch, capfd):
+    campaign = Campaign(tmp_path, "c")
+    campaign.open({"name": "c"})
+    campaign.put(a_record(name="ep4", outcome="measured", points=[a_point(4, 50.0)]))
+    assert spoken_to_machines(campaign, monkeypatch, capfd)[1]["errors"] == []
+    away = {"event": "runner_on_unreachable", "event_data": {"host": "h2", "res": {"msg": "no route"}}}
+    done, said = spoken_to_machines(campaign, monkeypatch, capfd, away, status=("failed", 4))
+    assert (done, said["winner"]["configuration"]) == (4, "ep4")
+    assert said["errors"] == ["h2 cannot be reached: no route"]
+    # A record that cannot be read.
+    (path,) = campaign.folder.glob("*/*/*/record.json")
+    path.write_text("{")
+    done, said = spoken_to_machines(campaign, monkeypatch, capfd)
+    assert (done, said["winner"]) == (1, None)
+    assert str(path) in said["errors"][0]
+
+
+def test_machines_are_told_where_there_are_no_playbooks(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(playbooks, "PROJECT", tmp_path)
+    assert command.sweep_command([], None, {}, Console(file=StringIO()), as_json=True) == 2
+    said = json.loads(capfd.readouterr().out)
+    assert said["winner"] is None and said["errors"][0].startswith("There are no playbooks at ")
+
+
 def test_what_is_interrupted_still_answers_machines_in_json_alone(tmp_path, monkeypatch, capfd):
     campaign = Campaign(tmp_path, "c")
     campaign.open({"name": "c"})
