@@ -6,6 +6,7 @@ A verb imports what it needs when it is asked: `put` is asked after each point.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import sys
@@ -100,6 +101,8 @@ def _open(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
         if entry["verdict"] == "rejected":
             campaign.put(rejected_record(entry, about, sweep))
     with campaign.locked():
+        with contextlib.suppress(rec.CampaignError):  # the first of this host
+            sweep = turns.following(sweep, campaign.sweep(sweep.host))
         campaign.keep_sweep(turns.opened(sweep, campaign.all_records(), at))
     return _foreseen(campaign, told, at) | {"folder": str(campaign.folder)}
 

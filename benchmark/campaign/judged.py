@@ -72,12 +72,13 @@ def _of_all(records: list[Record], sweeps: list[turns.HostSweep]) -> list[str]:
 
 
 def _not_tried(sweeps: list[turns.HostSweep], records: list[Record]) -> list[dict[str, Any]]:
-    """What the sweeps leave out, as things stand at their last turn; rejected ones have a record that says why."""
+    """What the sweeps leave out, and those before them left, as of their last turn; what is rejected has a record that
+    says why."""
     there = {(record.host.name, record.configuration.name) for record in records}
     return [
         row | {"host": sweep.host}
         for sweep in sweeps
-        for row in sweep.skipped
+        for row in (*sweep.carried, *sweep.skipped)
         if (sweep.host, row["configuration"]) not in there
     ]
 

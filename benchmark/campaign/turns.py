@@ -73,6 +73,8 @@ class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
     """With `retry=all`: how many starts of each there were."""
     skipped: list[dict[str, Any]] = []
     """What it is not going to try, and why, as of its last turn."""
+    carried: list[dict[str, Any]] = []
+    """What sweeps before it were not going to try, of configurations that this one does not name."""
 
     def scheduled(self) -> list[dict[str, Any]]:
         """The plan as schedule.py takes it: `plan=off` tries what the plan itself would reject."""
@@ -167,6 +169,13 @@ def opened(sweep: HostSweep, records: Iterable[Record], now: dt.datetime) -> Hos
 def with_looks(sweep: HostSweep, looks: int) -> HostSweep:
     """The sweep, asked for with so many looks."""
     return msgspec.structs.replace(sweep, asked=msgspec.structs.replace(sweep.asked, looks=looks))
+
+
+def following(sweep: HostSweep, earlier: HostSweep) -> HostSweep:
+    """The sweep, behind another of its host: what that one left out and this one does not name is left out still."""
+    named = {entry["name"] for entry in sweep.plan}
+    rows = {row["configuration"]: row for row in (*earlier.carried, *earlier.skipped)}
+    return msgspec.structs.replace(sweep, carried=[row for name, row in rows.items() if name not in named])
 
 
 def _own(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:

@@ -46,8 +46,8 @@ def asks(campaign, monkeypatch, capsys, record=None) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def a_full_sweep(campaign, monkeypatch, capsys, verb="open", **asked):
-    """Ask for a sweep of both configurations: what is foreseen."""
+def a_full_sweep(campaign, monkeypatch, capsys, verb="open", names=("tp8", "ep8"), **asked):
+    """Ask for a sweep of these configurations: what is foreseen."""
     entries = [
         {
             "name": name,
@@ -57,8 +57,9 @@ def a_full_sweep(campaign, monkeypatch, capsys, verb="open", **asked):
             "plan": {"verdict": "runs"},
         }
         for name, against in (("tp8", None), ("ep8", "tp8"))
+        if name in names
     ]
-    known = {name: {"fingerprint": name * 8} for name in ("tp8", "ep8")}
+    known = {name: {"fingerprint": name * 8} for name in names}
     said = {"host": "h1", "plan": entries, "fingerprints": known, "asked": {"ladder": [1], **asked}, "about": {}}
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(said)))
     assert verbs.main(["--campaigns", str(campaign.folder.parent), "--campaign", "c", verb, "--host", "h1"]) == 0
@@ -93,6 +94,29 @@ def test_the_looks_of_a_campaign_are_not_lowered_and_none_is_added_once_one_was_
             line.startswith("  looks=1, not 4: the campaign's error was shared among 1") for line in told["lines"]
         )
     assert decided(other)["looks"] == 1
+
+
+def test_what_a_budget_deferred_is_still_named_after_a_sweep_that_does_not_speak_of_it(tmp_path, monkeypatch, capsys):
+    campaign = Campaign(tmp_path, "c")
+
+    def deferred():
+        return [(row["configuration"], row["host"]) for row in decided(campaign)["skipped"]]
+
+    # A start takes 20 minutes and its point 2: 30 hold one.
+    a_full_sweep(campaign, monkeypatch, capsys, confidence="full", budget_minutes=30)
+    assert asks(campaign, monkeypatch, capsys)["turn"]["configuration"] == "tp8"
+    asks(campaign, monkeypatch, capsys, measured("tp8"))
+    assert deferred() == [("ep8", "h1")]
+    # What is offered next names the winner alone, and is quick.
+    for _ in range(2):
+        a_full_sweep(campaign, monkeypatch, capsys, names=("tp8",), confidence="quick", retry="all")
+        asks(campaign, monkeypatch, capsys)
+        assert deferred() == [("ep8", "h1")]
+        assert decided(campaign)["confidence"] == "full"
+    # Once it is measured it is no longer left out.
+    a_full_sweep(campaign, monkeypatch, capsys, confidence="quick")
+    asks(campaign, monkeypatch, capsys, measured("ep8"))
+    assert deferred() == []
 
 
 def measured(name):
