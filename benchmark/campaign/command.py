@@ -284,7 +284,7 @@ def _search_command(records: list[Record], typed: Typed) -> str:
         "--hardware": f"{len(gpus)}x {gpus[0]}" if gpus and gpus[0] else "",
         "--release": newest.engine.version if newest.engine.name != "other" else "",
         "--workload": workload if workload in NAMED else "",
-        "--concurrencies": str(typed.variables.get("concurrencies") or ",".join(map(str, newest.ladder))),
+        "--concurrencies": _as_typed(typed.variables.get("concurrencies") or newest.ladder),
     }
     words = [word for option, value in told.items() if value for word in (option, value)]
     return shlex.join(["shardsweep", "plan", "--search", *words, *(["--simulated"] if newest.simulated else [])])
@@ -292,6 +292,13 @@ def _search_command(records: list[Record], typed: Typed) -> str:
 
 def _known_here(model: str) -> bool:
     return Path(model).exists() or shipped_shape(model) is not None
+
+
+def _as_typed(value: Any) -> str:
+    """A variable as an option takes it: a file of variables may hold a list."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -309,10 +316,10 @@ class Typed:
     def sweep(self, **changed: Any) -> str:
         """`shardsweep sweep` as it was typed, with these variables instead."""
         told = dict(self.variables) | changed
-        words = [word for word in str(told.get("configs") or "").split(",") if word]
+        words = [word for word in _as_typed(told.get("configs") or "").split(",") if word]
         for name in self._OPTIONS:
             if told.get(name) is not None:
-                words += [f"--{name}", f"{told[name]:g}" if isinstance(told[name], float) else str(told[name])]
+                words += [f"--{name}", _as_typed(told[name])]
         words += ["--interrupt"] if told.get("interrupt") is True else []
         own = {*self._OPTIONS, "configs", "interrupt"}
         kept = [pair for pair in self.extra if pair.partition("=")[0] not in own | changed.keys()]

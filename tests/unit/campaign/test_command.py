@@ -170,6 +170,14 @@ def test_a_quick_sweep_is_offered_a_full_one(tmp_path, monkeypatch):
     assert sweep == "shardsweep sweep --confidence full --limit gpu1 -e plan=off"
 
 
+def test_lists_of_a_file_of_variables_are_offered_as_they_are_typed(tmp_path, monkeypatch):
+    (tmp_path / "mine.yml").write_text("configs: [a, b]\nconcurrencies: [1, 8]\n")
+    campaign = campaign_of(tmp_path, [CLOSE[0], CLOSE[3]], confidence="quick")
+    _, (_, sweep, plan) = said_at_the_end(monkeypatch, campaign, "-e", f"@{tmp_path}/mine.yml")
+    assert sweep == f"shardsweep sweep a b --concurrencies 1,8 --confidence full -e @{tmp_path}/mine.yml"
+    assert plan.endswith("--concurrencies 1,8")
+
+
 def test_a_report_offers_what_its_campaign_was_asked_for(tmp_path):
     out = StringIO()
     campaign = campaign_of(tmp_path, CLOSE)
