@@ -6,6 +6,7 @@ The truth comes from landscapes.py, which imports nothing of the project. Every 
 benchmark.campaign.schedule and judged by benchmark.campaign.decide, on records as a host would write them. A choice is
 scored by the true peak of what was chosen, over the true peak of the best: `within 2 %` counts those at 0.98 or more.
 Time is that of the grid: one start and the whole ladder of each configuration, failed starts as long as they lasted.
+No ladder is left early, no point follows one, and the guessed minutes of a start and a point are the true ones.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ A verb imports what it needs when it is asked: `put` is asked after each point.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import sys
@@ -44,11 +45,20 @@ def _foresee(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
     return _foreseen(campaign, sweep, now())
 
 
+def _with_looks(campaign: Campaign, sweep: HostSweep) -> HostSweep:
+    """The sweep with as many looks as the campaign's error is shared among: it is judged by no other number."""
+    from . import turns
+    from .judged import shared_looks
+
+    return turns.with_looks(sweep, shared_looks(campaign, sweep.asked.looks))
+
+
 def _foreseen(campaign: Campaign, sweep: HostSweep, at: dt.datetime) -> dict[str, Any]:
     from . import turns
-    from .foreseen import foreseen_lines
+    from .foreseen import foreseen_lines, looks_lines
 
     records = campaign.all_records(skip_broken=True)
+    asked, sweep = sweep.asked.looks, _with_looks(campaign, sweep)
     sweep = turns.opened(sweep, records, at)
     found = turns.look(sweep, records, at)
     return {
@@ -58,7 +68,7 @@ def _foreseen(campaign: Campaign, sweep: HostSweep, at: dt.datetime) -> dict[str
         "kept": turns.kept(sweep, records),
         "otherwise": turns.measured_otherwise(sweep, records),
         "skipped": found.skipped,
-        "lines": foreseen_lines(sweep, records, found),
+        "lines": [*foreseen_lines(sweep, records, found), *looks_lines(asked, sweep.asked.looks)],
     }
 
 
@@ -78,14 +88,23 @@ def _open(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
         )
     sweep, at = turns.asked_for(json.dumps(said).encode()), now()
     names = [entry["name"] for entry in sweep.plan]
-    asked = {"objective": sweep.asked.objective, "confidence": sweep.asked.confidence}
+    told, sweep = sweep, _with_looks(campaign, sweep)
+    # How sure it is to be, and among how many looks its error is shared, a later sweep does not lower.
+    full = "full" in (sweep.asked.confidence, campaign.about().get("confidence"))
+    asked = {
+        "objective": sweep.asked.objective,
+        "confidence": "full" if full else "quick",
+        "looks": sweep.asked.looks,
+    }
     campaign.open(about | asked | {"configurations": names, "host": sweep.host})
     for entry in sweep.plan:
         if entry["verdict"] == "rejected":
             campaign.put(rejected_record(entry, about, sweep))
     with campaign.locked():
+        with contextlib.suppress(rec.CampaignError):  # the first of this host
+            sweep = turns.following(sweep, campaign.sweep(sweep.host))
         campaign.keep_sweep(turns.opened(sweep, campaign.all_records(), at))
-    return _foreseen(campaign, sweep, at) | {"folder": str(campaign.folder)}
+    return _foreseen(campaign, told, at) | {"folder": str(campaign.folder)}
 
 
 def _next(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:

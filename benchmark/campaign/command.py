@@ -52,7 +52,7 @@ def sweep_command(
         0 when each configuration ended in an outcome, 1 when the sweep itself failed, 130 when it was interrupted.
     """
     out = Console(stderr=True) if as_json else console
-    asks = out.is_terminal and sys.stdin.isatty()
+    asks = _can_ask(out)
     try:
         # A prompt of the playbook's own would not be seen: its output is read, not shown.
         fold, status, exit_status = _swept(inventory, limit, variables | {"asks": "caller" if asks else "nobody"}, out)
@@ -62,6 +62,8 @@ def sweep_command(
             fold, status, exit_status = _swept(inventory, limit, variables | {"interrupt": True}, out)
     except NoProject as error:
         out.print(str(error), style="red", highlight=False)
+        if as_json:
+            _tell_machines(None, [str(error)])
         return _USAGE
     if status == "canceled":
         out.print("Interrupted. Giving the host back ...", highlight=False)
@@ -80,12 +82,20 @@ def sweep_command(
         nobody = not fold.hosts_seen and not fold.errors
         told = "No host took part. Look at the inventory and --limit." if nobody else ""
         return _ended(fold, told, out, exit_status or _FAILED, as_json=as_json)
+    if as_json:
+        told = _tell_machines(Path(fold.folder), fold.errors)
+        return exit_status or told
     try:
-        shown = _show(Path(fold.folder), out, Typed(inventory, limit, variables, extra), as_json=as_json)
+        shown = _show(Path(fold.folder), out, Typed(inventory, limit, variables, extra))
     except CampaignError as error:
         out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         shown = _FAILED
     return exit_status or shown
+
+
+def _can_ask(out: Console) -> bool:
+    """Whether somebody sees a question and can answer it: what is read elsewhere is the input of somebody else."""
+    return out.is_terminal and sys.stdin is not None and sys.stdin.isatty()
 
 
 def _swept(inventory: list[str], limit: str | None, variables: dict[str, Any], out: Console) -> tuple[Sweep, str, int]:
@@ -118,11 +128,26 @@ def _ended(fold: Sweep, told: str, out: Console, exit_status: int, *, as_json: b
     """The end of a sweep that was stopped or never began, with the decision so far for machines."""
     if told:
         out.print(told, highlight=False)
-    if as_json and fold.folder is not None:
-        _show(Path(fold.folder), out, as_json=True)
-    elif as_json:
-        sys.stdout.write(json.dumps({"winner": None, "errors": fold.errors}, indent=1) + "\n")
+    if as_json:
+        _tell_machines(Path(fold.folder) if fold.folder is not None else None, fold.errors)
     return exit_status
+
+
+def _tell_machines(folder: Path | None, errors: Sequence[str]) -> int:
+    """One JSON object on standard output, whatever came of the sweep: the decision so far, and "errors".
+
+    Returns:
+        0, or 1 where the campaign cannot be read.
+    """
+    decision: dict[str, Any] = {"winner": None}
+    status, told = _OK, list(errors)
+    if folder is not None:
+        try:
+            decision = decided(Campaign(folder.parent, folder.name))
+        except CampaignError as error:
+            status, told = _FAILED, [*told, str(error)]
+    sys.stdout.write(json.dumps(decision | {"errors": told}, indent=1, sort_keys=True) + "\n")
+    return status
 
 
 def _written(folder: Path) -> None:
@@ -163,13 +188,10 @@ def compare_command(before: str, after: str, console: Console) -> int:
     return _OK if found.comparable else _FAILED
 
 
-def _show(folder: Path, console: Console, typed: Typed | None = None, *, as_json: bool = False) -> int:
+def _show(folder: Path, console: Console, typed: Typed | None = None) -> int:
     campaign = Campaign(folder.parent, folder.name)
     records = campaign.records()
     decision = decided(campaign, records)
-    if as_json:
-        sys.stdout.write(json.dumps(decision, indent=1, sort_keys=True) + "\n")
-        return _OK
     console.print()
     width = min(console.width, _WIDTH)
     console.print(terminal_table(records, decision, width=width), highlight=False, markup=False)
@@ -200,29 +222,55 @@ def _ending(folder: Path, records: list[Record], decision: dict[str, Any], typed
         f"  on {host}: {own['sentence'] if own else 'nothing has a valid point.'}"
         for host, own in decision["winners_by_host"].items()
     ]
+    lines += [
+        f"One more start of {row['configuration']} on {row['host']} is wanted. {row['why']}"
+        if row["starts"] == 1
+        else f"{row['starts']} more starts of {row['configuration']} on {row['host']} are wanted. {row['why']}"
+        for row in decision["more_starts"]
+    ]
     lines.append(f"Report: {folder / 'report.html'}")
     if winner:
-        lines += ["Next:", *(f"  {command}" for command in _next_commands(winner, decision, records, typed))]
+        lines += [told] if (told := _spent(decision)) else []
+        lines += ["Next:", *(f"  {command}" for command in _next_commands(folder, decision, records, typed))]
     return "\n".join(lines)
 
 
-def _next_commands(winner: dict[str, Any], decision: dict[str, Any], records: list[Record], typed: Typed) -> list[str]:
+def _next_commands(folder: Path, decision: dict[str, Any], records: list[Record], typed: Typed) -> list[str]:
     """The three commands that one may want now, with what was typed for this one."""
+    winner = decision["winner"]
+    # A name would put the winner of one host into service on hosts of another kind too.
+    several = bool(decision["winners_by_host"])
+    first = typed.promote_own(folder) if several else typed.promote(winner["configuration"])
+    wanted = {row["configuration"] for row in decision["more_starts"]}
     failed = any(record.outcome == "failed" for record in records)
-    looks = decision.get("looks") or 1
-    if decision["more_starts"] and decision["confidence"] != "full":
+    if wanted and decision["confidence"] != "full":
         second = typed.sweep(confidence="full")
-    elif winner["verdict"] == "undecided" and looks < LOOKS:
-        second = typed.sweep(looks=looks + 1)
-    elif decision["more_starts"] and winner["verdict"] != "undecided":
+    elif decision["spent"]:
+        # What came close, with an error and starts of its own.
+        close = ",".join((winner["configuration"], *winner["close"]))
+        own = {"sglang_report_campaign": f"{folder.name}-again"}
+        second = typed.sweep(configs=close, confidence="full", looks=LOOKS, **own)
+    elif wanted - {winner["configuration"]} or (wanted and winner["verdict"] == "undecided"):
+        second = typed.sweep(retry="failed" if failed else "may_pass")  # goes on where it was
+    elif wanted:
         # It is to be quoted, and was not started afresh.
         second = typed.sweep(configs=winner["configuration"], confidence="quick", retry="all")
     else:
         second = typed.sweep(retry="failed" if failed else "all")
     # Numbers of the simulated engine's quick workload are for looking around.
     quick = any(record.workload.get("name") == "quick" for record in records)
-    third = typed.sweep(workload="chat", concurrencies="1,8,64,256") if quick else _search_command(records, typed)
-    return [typed.promote(winner["configuration"]), second, third]
+    there = [record for record in records if record.host.name == winner["host"]]
+    third = typed.sweep(workload="chat", concurrencies="1,8,64,256") if quick else _search_command(there, typed)
+    return [first, second, third]
+
+
+def _spent(decision: dict[str, Any]) -> str:
+    """What further starts cannot do any more; empty where there is something that they can."""
+    if decision["spent"]:
+        return str(decision["spent"])
+    if decision["confidence"] == "full" and not decision["more_starts"]:
+        return "Further starts narrow what is quoted; the error is spent, and they name nothing new."
+    return ""
 
 
 def _search_command(records: list[Record], typed: Typed) -> str:
@@ -236,7 +284,7 @@ def _search_command(records: list[Record], typed: Typed) -> str:
         "--hardware": f"{len(gpus)}x {gpus[0]}" if gpus and gpus[0] else "",
         "--release": newest.engine.version if newest.engine.name != "other" else "",
         "--workload": workload if workload in NAMED else "",
-        "--concurrencies": str(typed.variables.get("concurrencies") or ",".join(map(str, newest.ladder))),
+        "--concurrencies": _as_typed(typed.variables.get("concurrencies") or newest.ladder),
     }
     words = [word for option, value in told.items() if value for word in (option, value)]
     return shlex.join(["shardsweep", "plan", "--search", *words, *(["--simulated"] if newest.simulated else [])])
@@ -244,6 +292,13 @@ def _search_command(records: list[Record], typed: Typed) -> str:
 
 def _known_here(model: str) -> bool:
     return Path(model).exists() or shipped_shape(model) is not None
+
+
+def _as_typed(value: Any) -> str:
+    """A variable as an option takes it: a file of variables may hold a list."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -261,10 +316,10 @@ class Typed:
     def sweep(self, **changed: Any) -> str:
         """`shardsweep sweep` as it was typed, with these variables instead."""
         told = dict(self.variables) | changed
-        words = [word for word in str(told.get("configs") or "").split(",") if word]
+        words = [word for word in _as_typed(told.get("configs") or "").split(",") if word]
         for name in self._OPTIONS:
             if told.get(name) is not None:
-                words += [f"--{name}", f"{told[name]:g}" if isinstance(told[name], float) else str(told[name])]
+                words += [f"--{name}", _as_typed(told[name])]
         words += ["--interrupt"] if told.get("interrupt") is True else []
         own = {*self._OPTIONS, "configs", "interrupt"}
         kept = [pair for pair in self.extra if pair.partition("=")[0] not in own | changed.keys()]
@@ -273,8 +328,18 @@ class Typed:
 
     def promote(self, configuration: str) -> str:
         """With the settings of hosts and catalogue that were typed; the others speak of sweeps."""
-        kept = [pair for pair in self.extra if pair.startswith(("@", "sglang_", "ansible_"))]
-        return self._line("promote", [configuration], kept)
+        return self._line("promote", [configuration], self._settings())
+
+    def promote_own(self, folder: Path) -> str:
+        """Each host its own winner: that of the campaign in this folder, which is therefore named."""
+        named = {"sglang_report_campaign": folder.name}
+        if folder.parent != Path.cwd() / "campaigns":
+            named["sglang_report_campaigns"] = str(folder.parent)
+        kept = [pair for pair in self._settings() if pair.partition("=")[0] not in named]
+        return self._line("promote", [], [*kept, *(f"{name}={value}" for name, value in named.items())])
+
+    def _settings(self) -> list[str]:
+        return [pair for pair in self.extra if pair.startswith(("@", "sglang_", "ansible_"))]
 
     def _line(self, command: str, words: Sequence[str], extra: Sequence[str]) -> str:
         ways = [*(word for name in self.inventory for word in ("-i", name))]
@@ -285,8 +350,8 @@ class Typed:
 
 
 class _Interrupts:
-    """Ctrl-C: at a terminal it asks once whether to stop, elsewhere it stops. So do `kill` and a terminal that is gone.
-    Ending is in order either way.
+    """Ctrl-C: where it can ask, it asks once whether to stop; elsewhere it stops. So do `kill` and a terminal that
+    is gone. Ending is in order either way.
     """
 
     def __init__(self, console: Console, view: View) -> None:
@@ -307,7 +372,7 @@ class _Interrupts:
         """Whether to stop; called between two events, so that the question does not come amidst one."""
         if self._pressed.is_set() and not self._stop.is_set():
             self._pressed.clear()
-            if not self._console.is_terminal or self._confirmed():
+            if not _can_ask(self._console) or self._confirmed():
                 self._stop.set()
         return self._stop.is_set()
 
@@ -330,11 +395,11 @@ class _Interrupts:
 
 
 def _line_within(seconds: float, pressed: threading.Event) -> str | None:
-    """A line from the terminal; empty after so many seconds, None if Ctrl-C was pressed meanwhile."""
+    """A line from the terminal; empty after so many seconds, None if Ctrl-C was pressed meanwhile or it is gone."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if pressed.is_set():
             return None
         if select.select([sys.stdin], [], [], 0.1)[0]:
-            return sys.stdin.readline()
+            return sys.stdin.readline() or None
     return ""

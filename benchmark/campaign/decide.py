@@ -10,10 +10,21 @@ from typing import Any
 from ..load import agreement
 from .experiments import Comparison, compare, experiments, listed, settings_changed
 from .hosts import NO_SHIFTS, Shifts, host_shifts
-from .objectives import CHOOSING_STARTS, KNOWN, PEAK, SINGLE_STREAM, Objective, Starts, group, objective, ranking_starts
+from .objectives import (
+    CHOOSING_STARTS,
+    KNOWN,
+    PEAK,
+    SINGLE_STREAM,
+    Objective,
+    Starts,
+    compared_starts,
+    group,
+    objective,
+    ranking_starts,
+)
 from .reasons import why
 from .record import Record
-from .statistics import ERROR, Noise, bounded_exp, drift, pooled_noise, t_point
+from .statistics import ASSUMED_NOISE, ERROR, Noise, bounded_exp, drift, pooled_noise, t_point
 
 OBJECTIVES = {known.name: known.title for known in KNOWN}
 
@@ -28,14 +39,15 @@ def decide(
     Args:
         objective: what the main winner is chosen by.
         objectives: names of further ones to judge by, such as `throughput@64`; those of KNOWN are always read.
-        looks: how often starts are added and contenders compared at most: what the error is shared among.
+        looks: how often starts are added and contenders compared at most: what the error is shared among. Starts beyond
+            those are quoted, and name nothing new.
 
     Returns:
         {"simulated", "objective": the name of the main one, "winner": see `_winner`, "winners": {objective: ...},
         "winners_by_host": {host: ...} where hosts cannot be compared, "ranking": [...], "experiments": see
         experiments.py, "pareto": [...], "drift": [...],
         "noise": {objective: {"deviation", "degrees", "assumed"}}, "more_starts": [{"configuration", "host", "starts",
-        "why"}], "notes": [...]}.
+        "why"}], "spent": that no look is left at what came close, or None, "notes": [...]}.
 
     Raises:
         ObjectiveError: an objective that does not exist.
@@ -44,7 +56,8 @@ def decide(
     groups = group(records)
     judged = {o.name: o for o in (main, *KNOWN, *map(_named, objectives))}
     told = {name: o for name, o in judged.items() if any(found.values(o) for found in groups)}
-    noises = {name: pooled_noise(found.logs(o) for found in groups) for name, o in told.items()}
+    first = compared_starts(looks)
+    noises = {name: pooled_noise(found.logs(o, first) for found in groups) for name, o in told.items()}
     shifts = {name: host_shifts(groups, o) for name, o in told.items()}
     winners = {name: _winner(groups, o, noises[name], shifts[name], looks=looks) for name, o in told.items()}
     winner = winners.get(main.name)
@@ -72,8 +85,9 @@ def decide(
         "noise": {
             name: {"deviation": n.deviation, "degrees": n.degrees, "assumed": n.assumed} for name, n in noises.items()
         },
-        "more_starts": _more_starts(groups, winner),
-        "notes": _notes(groups, noises.get(main.name), drifts, found),
+        "more_starts": _more_starts(groups, winner, main, looks),
+        "spent": (spent := _spent(groups, winner, main, looks)),
+        "notes": [*_notes(groups, noises.get(main.name), drifts, found), *([spent] if spent else [])],
     }
 
 
@@ -93,8 +107,9 @@ def _winner(
     with, by default those of the host with the best reading.
 
     {"configuration", "host", "objective", "value": as it may be quoted, "interval": [low, high] | None, "starts",
-    "quoted_starts", "verdict": "sure" | "tie" | "undecided" | "only", "close": names not told apart from it, "ties":
-    names within 2 % of it for certain, "sentence"}.
+    "quoted_starts", "verdict": "sure" | "tie" | "undecided" | "only", "close": names not told apart from it,
+    "unknown": those of them whose ladder was left early, "ties": names within 2 % of it for certain,
+    "ahead": the best where a simpler one that ties with it was chosen, "sentence"}.
     """
     there = [found for found in groups if found.values(by)]
     if not there:
@@ -114,13 +129,25 @@ def _winner(
             break
         first = min(better, key=lambda c: by.better(c.effect.log)).theirs
         compared = _rivals(first, there, by, noise, shifts, looks)
-    ties = [c for c in compared if c.verdict == "tie"]
-    close = [c for c in compared if c.verdict in ("tie", "undecided")]
-    chosen = min((first, *(c.theirs for c in ties)), key=lambda found: (complexity(found, groups), found is not first))
+    chosen, compared = _simplest(first, compared, there, groups, by, noise, shifts, looks)
+    # Whose best is not known may yet be better. (By throughput it is not: a ladder is left because of that.)
+    unknown = [
+        c.theirs.name
+        for c in compared
+        if c.verdict in ("better", "tie") and by.of_point is not PEAK.of_point and c.theirs.best_unknown(by)
+    ]
+    judged = [c for c in compared if c.theirs.name not in unknown]
+    ties = [c for c in judged if c.verdict == "tie"]
+    close = [c for c in judged if c.verdict in ("tie", "undecided")]
     close_names = [c.theirs.name for c in sorted(close, key=lambda c: by.better(c.effect.log))]
-    if chosen is not first:
-        close_names = [first.name, *(name for name in close_names if name != chosen.name)]
     verdict = "only" if not compared else "sure" if not close else "tie" if len(close) == len(ties) else "undecided"
+    sentence = _winner_sentence(chosen, first, by, judged, close_names, verdict)
+    if unknown:
+        verdict = "undecided"
+        sentence += (
+            f" The ladder of {listed(unknown)} was left early, so what {'it' if len(unknown) == 1 else 'they'} would "
+            "reach is not known."
+        )
     value = chosen.value(by)
     return {
         "configuration": chosen.name,
@@ -131,10 +158,36 @@ def _winner(
         "starts": len(chosen.values(by)),
         "quoted_starts": chosen.quoted_starts(by),
         "verdict": verdict,
-        "close": close_names,
+        "close": [*close_names, *unknown],
+        "unknown": unknown,
+        "ahead": first.name if chosen is not first else None,
         "ties": [c.theirs.name for c in ties],
-        "sentence": _winner_sentence(chosen, first, by, compared, close_names, verdict),
+        "sentence": sentence,
     }
+
+
+def _simplest(
+    first: Starts,
+    compared: Sequence[Comparison],
+    there: Sequence[Starts],
+    groups: Sequence[Starts],
+    by: Objective,
+    noise: Noise,
+    shifts: Shifts,
+    looks: int,
+) -> tuple[Starts, Sequence[Comparison]]:
+    """The simplest of the best and those that tie with it, and how it compares with all others.
+
+    One that ties with the best may be behind a third for sure: that one is no choice.
+    """
+    of_first = complexity(first, groups)
+    ties = [c.theirs for c in compared if c.verdict == "tie" and complexity(c.theirs, groups) < of_first]
+    for found in sorted(ties, key=lambda found: complexity(found, groups)):
+        own = _rivals(found, there, by, noise, shifts, looks)
+        ahead = {c.theirs.name for c in own if c.verdict == "worse"}
+        if not ahead and any(c.theirs is first and c.verdict == "tie" for c in own):
+            return found, own
+    return first, compared
 
 
 def _rivals(
@@ -170,21 +223,26 @@ def _winner_sentence(
         sentence += f" on {fresh} fresh start{'s' if fresh > 1 else ''}"
     if verdict == "only":
         return f"{sentence}; nothing else was measured."
-    if verdict == "tie" and chosen is not first:
-        are = "is" if len(close) == 1 else "are"
-        return f"{sentence}; {listed(close)} {are} within 2 %, and this one differs least from the baseline."
-    if close:
-        reach = max(c.effect.detectable(c.level) for c in compared if c.verdict != "better")
-        fewest = min(min(c.effect.starts) for c in compared if c.verdict != "better")
-        starts = "one start" if fewest == 1 else "these starts"
+    ties = [name for name in close if any(c.theirs.name == name and c.verdict == "tie" for c in compared)]
+    if verdict == "tie" or chosen is not first:
+        sentence += f"; {listed(ties)} {'is' if len(ties) == 1 else 'are'} within 2 %"
+        sentence += " of it: a tie" if chosen is first else ", and this one differs least from the baseline"
         if verdict == "tie":
-            return f"{sentence}; {listed(close)} {'is' if len(close) == 1 else 'are'} within 2 % of it: a tie."
+            return f"{sentence}."
+        close = [name for name in close if name not in ties]
+    if close:
+        open_ = [c for c in compared if c.verdict == "undecided"]
+        reach = max(c.effect.detectable(c.level) for c in open_)
+        starts = "one start" if min(min(c.effect.starts) for c in open_) == 1 else "these starts"
         sentence += f"; {_shortened(close)} came so close that {starts} cannot tell"
         return f"{sentence} (a difference of {reach:.0%} would have shown)."
+    if not compared:
+        return f"{sentence}."
     nearest = min(compared, key=lambda c: by.better(c.effect.log))
     low, high = nearest.interval
+    basis = f", if starts differ by {ASSUMED_NOISE * 100:.0f} %" if nearest.noise.assumed else ""
     return (
-        f"{sentence}, {nearest.effect.ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%}) against "
+        f"{sentence}, {nearest.effect.ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%}{basis}) against "
         f"{nearest.theirs.name}, the next."
     )
 
@@ -255,13 +313,18 @@ def _by_host(groups: Sequence[Starts], by: Objective, noise: Noise, shifts: Shif
 def _pareto(
     groups: Sequence[Starts], objectives: Sequence[Objective], shifts: Mapping[str, Shifts]
 ) -> list[dict[str, Any]]:
-    """Those that no other beats in one objective without losing in another; only of those that tell all of them.
+    """Those that no other beats in one objective without losing in another; only of those that tell all of them, and
+    not merely the least of one because their ladder was left early.
 
     Of hosts that differ, numbers are corrected; what cannot be compared beats nothing.
     """
     if not objectives:
         return []
-    rows = [found for found in groups if all(found.values(o) for o in objectives)]
+    rows = [
+        found
+        for found in groups
+        if all(found.values(o) and (o.of_point is PEAK.of_point or not found.best_unknown(o)) for o in objectives)
+    ]
 
     def beats(other: Starts, found: Starts) -> bool:
         if not all(shifts[o.name].comparable(other.host, found.host) for o in objectives):
@@ -312,7 +375,38 @@ def _hours(stamp: str) -> float | None:
         return None
 
 
-def _more_starts(groups: Sequence[Starts], winner: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _open_calls(groups: Sequence[Starts], winner: Mapping[str, Any], by: Objective, looks: int) -> list[Starts]:
+    """What came close to an undecided winner, and that itself, as far as a further start of it is a look that is left:
+    both sides of a pair have one start more than the looks they had.
+    """
+    if winner["verdict"] != "undecided" or not _came_close(winner):
+        return []
+    there = {found.name: found for found in reversed(groups) if found.measured}
+    close = [there[name] for name in _came_close(winner)[:3] if name in there]
+    return [found for found in (*close, there[winner["configuration"]]) if len(found.values(by)) <= looks]
+
+
+def _came_close(winner: Mapping[str, Any]) -> list[str]:
+    """What further starts may tell apart from the winner: not those whose ladder was left early."""
+    return [name for name in winner["close"] if name not in winner["unknown"]]
+
+
+def _spent(groups: Sequence[Starts], winner: Mapping[str, Any] | None, by: Objective, looks: int) -> str | None:
+    """That no look is left at what came close; None where one is, or none is needed."""
+    if winner is None or winner["verdict"] != "undecided" or not _came_close(winner):
+        return None
+    if _open_calls(groups, winner, by, looks):
+        return None
+    times = "once, which has" if looks == 1 else f"{looks} times, which have"
+    return (
+        f"What came close was to be compared {times} been done: the {ERROR:.0%} chance of naming a false difference is "
+        "spent, and further starts of this campaign name nothing new. A campaign of its own has its own."
+    )
+
+
+def _more_starts(
+    groups: Sequence[Starts], winner: Mapping[str, Any] | None, by: Objective, looks: int
+) -> list[dict[str, Any]]:
     """Which configurations need a further start before the decision may be relied on."""
     if winner is None:
         return []
@@ -320,12 +414,11 @@ def _more_starts(groups: Sequence[Starts], winner: Mapping[str, Any] | None) -> 
     if winner["starts"] <= CHOOSING_STARTS:
         why_one = "It was read on the starts that chose it; a fresh start is needed before it is quoted."
         wanted.append((winner["configuration"], winner["host"], why_one))
-    if winner["verdict"] == "undecided":
-        there = {found.name: found for found in reversed(groups) if found.measured}
-        told = f"Not told apart from {winner['configuration']}."
-        wanted += [(name, there[name].host, told) for name in winner["close"][:3] if name in there]
-        if winner["starts"] > CHOOSING_STARTS:
-            wanted.append((winner["configuration"], winner["host"], "Not told apart from those that came close."))
+    for found in _open_calls(groups, winner, by, looks):
+        if found.name != winner["configuration"]:
+            wanted.append((found.name, found.host, f"Not told apart from {winner['configuration']}."))
+        elif winner["starts"] > CHOOSING_STARTS:
+            wanted.append((found.name, winner["host"], "Not told apart from those that came close."))
     return [{"configuration": name, "host": host, "starts": 1, "why": text} for name, host, text in wanted]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,9 +15,22 @@ from ..engine.configuration import difference
 from ..engine.flags import flag_name, is_default
 from ..engine.rules import dead_flags
 from .hosts import NO_SHIFTS, Shifts, host_shifts
-from .objectives import Objective, Starts
+from .objectives import Objective, Starts, compared_starts
 from .record import Record
-from .statistics import TIE, Effect, Noise, effect, holm_levels, look_error, look_of, more_starts, pooled_noise, verdict
+from .statistics import (
+    ASSUMED_NOISE,
+    LOOKS,
+    TIE,
+    Effect,
+    Noise,
+    effect,
+    holm_levels,
+    look_error,
+    look_of,
+    more_starts,
+    pooled_noise,
+    verdict,
+)
 
 _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
 _SUBJECTS = (
@@ -110,6 +123,8 @@ class Comparison:
     effect: Effect
     noise: Noise
     level: float
+    looks: int = 1
+    """How often the two are compared in all."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -121,8 +136,19 @@ class Comparison:
 
     @property
     def more_starts(self) -> int | None:
-        """Further starts of each side; one where the noise is not yet known, because that start tells it."""
-        return 1 if self.noise.assumed else more_starts(self.effect, self.noise, self.level)
+        """Further starts of each side that should make it a difference or a tie."""
+        return self.starts_until(lambda low, high: verdict(low, high) != "undecided")
+
+    def starts_until(self, settled: Callable[[float, float], bool]) -> int | None:
+        """Further starts of each side until an interval settles it; one where the noise is not yet known, because that
+        start tells it.
+        """
+        return 1 if self.noise.assumed else more_starts(self.effect, self.noise, self.level, settled)
+
+    @property
+    def looks_left(self) -> int:
+        """How often the two may still be compared, each time after a further start of both."""
+        return max(self.looks + 1 - min(self.effect.starts), 0)
 
 
 def compare(
@@ -134,9 +160,10 @@ def compare(
     looks: int = 1,
 ) -> list[Comparison]:
     """Judge pairs together; those that do not both tell the objective, or are of hosts that cannot be compared, are
-    left out. `looks` is how often they are compared in all.
+    left out. `looks` is how often they are compared in all; starts beyond those are left out.
     """
-    usable = [(a, b, a.logs(by), b.logs(by)) for a, b in pairs if shifts.comparable(a.host, b.host)]
+    first = compared_starts(looks)
+    usable = [(a, b, a.logs(by, first), b.logs(by, first)) for a, b in pairs if shifts.comparable(a.host, b.host)]
     usable = [pair for pair in usable if pair[2] and pair[3]]
     effects = []
     for ours, theirs, mine, other in usable:
@@ -145,7 +172,7 @@ def compare(
     errors = [look_error(look_of(min(found.starts), looks), looks) for found in effects]
     levels = holm_levels([found.tail for found in effects], errors, contenders)
     return [
-        Comparison(ours, theirs, by, found, noise, level)
+        Comparison(ours, theirs, by, found, noise, level, looks)
         for (ours, theirs, _, _), found, level in zip(usable, effects, levels, strict=True)
     ]
 
@@ -166,9 +193,10 @@ def experiments(groups: Sequence[Starts], objectives: Sequence[Objective], looks
     pairs = [(ours, theirs) for ours, theirs in held if theirs is not None]
     judged: dict[tuple[str, str], dict[str, Comparison]] = {}
     for by in objectives:
-        noise = pooled_noise(found.logs(by) for found in groups)
-        # Where a ladder was left early its best rung is not known, so there is nothing to compare with.
-        known = [pair for pair in pairs if by.concurrency is not None or not any(side.cut_short for side in pair)]
+        noise = pooled_noise(found.logs(by, compared_starts(looks)) for found in groups)
+        # Where a ladder was left early its best rung is not known, so there is nothing to compare with. What has a rung
+        # of its own, and what follows the ladder, was measured whatever the ladder brought.
+        known = [pair for pair in pairs if not any(side.best_unknown(by) for side in pair)]
         for comparison in compare(known, by, noise, shifts=shifts[by.name], looks=looks):
             judged.setdefault(comparison.ours.key, {})[by.name] = comparison
     return [_experiment(ours, theirs, judged.get(ours.key, {})) for ours, theirs in held]
@@ -312,7 +340,7 @@ def judge(said: Iterable[Claim], by_objective: Mapping[str, Comparison]) -> tupl
         comparison = by_objective.get(claim.objective)
         verdicts.append(_claim_verdict(claim, comparison) if comparison else "undecided")
         if comparison and verdicts[-1] == "undecided":
-            wanted.append(comparison.more_starts)
+            wanted.append(_starts_until_judged(claim, comparison))
     if "refuted" in verdicts:
         return "refuted", None
     if verdicts and all(found == "supported" for found in verdicts):
@@ -322,11 +350,19 @@ def judge(said: Iterable[Claim], by_objective: Mapping[str, Comparison]) -> tupl
 
 
 def _claim_verdict(claim: Claim, comparison: Comparison) -> str:
+    return _claim_by(claim, comparison.by, *comparison.interval)
+
+
+def _starts_until_judged(claim: Claim, comparison: Comparison) -> int | None:
+    return comparison.starts_until(lambda low, high: _claim_by(claim, comparison.by, low, high) != "undecided")
+
+
+def _claim_by(claim: Claim, by: Objective, low: float, high: float) -> str:
+    """The verdict on a claim by an interval of the ratio."""
     if claim.better is None:
-        return {"tie": "supported", "undecided": "undecided"}.get(comparison.verdict, "refuted")
-    low, high = comparison.interval
+        return {"tie": "supported", "undecided": "undecided"}.get(verdict(low, high), "refuted")
     # Turned so that the claimed direction is up.
-    if claim.better != comparison.by.more_is_better:
+    if claim.better != by.more_is_better:
         low, high = 1 / high, 1 / low
     if claim.denied:
         return "supported" if high <= 1 + TIE else "refuted" if low > 1 + TIE else "undecided"
@@ -375,7 +411,7 @@ def _told(comparison: Comparison) -> str:
 
 
 def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:
-    basis = _basis(found, by_objective)
+    basis = _basis(by_objective)
     if found["verdict"] != "undecided":
         return f"The hypothesis is {found['verdict']}.{basis}"
     if found["confounded_by"]:
@@ -388,23 +424,36 @@ def _verdict_sentence(found: Mapping[str, Any], by_objective: Mapping[str, Compa
     if not seen:
         return f"Undecided: what the hypothesis speaks of was not measured on both sides.{basis}"
     reach = max(c.effect.detectable(c.level) for c in seen)
-    more = found["more_starts"]
-    wanted = f"{more} more start{'s' if more != 1 else ''} of each should settle it" if more else "take them as equal"
-    if more and any(c.noise.assumed for c in seen):
+    if any(c.noise.assumed for c in seen):
         wanted = "one more start of each tells the noise"
+    else:
+        wanted = _what_settles(found["more_starts"], min(seen, key=lambda c: c.looks_left))
     return f"Undecided: a difference of {reach:.1%} would have been seen; {wanted}.{basis}"
 
 
-def _basis(found: Mapping[str, Any], by_objective: Mapping[str, Comparison]) -> str:
-    """What the intervals rest on: those that the hypothesis speaks of first."""
-    claimed = {claim["objective"] for claim in found["claims"]} & by_objective.keys() or by_objective.keys()
+def _what_settles(more: int | None, comparison: Comparison) -> str:
+    """So many further starts of each, and what kind of campaign makes them."""
+    if not more:
+        return "take them as equal"
+    starts = f"{more} more start{'s' if more != 1 else ''} of each"
+    if more <= comparison.looks_left:
+        return f"{starts} should settle it"
+    looks = min(comparison.effect.starts) + more - 1
+    if looks <= LOOKS:
+        return f"{starts} should settle it, in a campaign of its own with looks={looks}"
+    return f"{starts} would settle it, more than any campaign compares: take them as equal"
+
+
+def _basis(by_objective: Mapping[str, Comparison]) -> str:
+    """What the intervals rest on: so many starts, and for which of them the noise is only assumed."""
     assumed = [name for name, comparison in by_objective.items() if comparison.noise.assumed]
-    if claimed & set(assumed):
-        return " One start each: the interval assumes 4 % between starts."
-    basis = f" From {found['starts'][0]} and {found['starts'][1]} starts."
+    if len(assumed) == len(by_objective):
+        return f" One start each: the interval assumes {ASSUMED_NOISE * 100:.0f} % between starts."
+    sides = zip(*(comparison.effect.starts for comparison in by_objective.values()), strict=True)
+    basis = " From {} and {} starts.".format(*map(max, sides))
     if assumed:
         names = listed([name.replace("_", " ") for name in assumed])
-        basis += f" The interval of {names} assumes 4 % between starts."
+        basis += f" The interval of {names} assumes {ASSUMED_NOISE * 100:.0f} % between starts, from one start each."
     return basis
 
 

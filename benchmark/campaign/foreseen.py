@@ -23,6 +23,18 @@ def foreseen_lines(sweep: turns.HostSweep, records: Sequence[Record], found: tur
     return lines
 
 
+def looks_lines(asked: int, looks: int) -> list[str]:
+    """Where a campaign keeps to other looks than this sweep asks for, why."""
+    if asked < looks:
+        return [f"  looks={looks}, as this campaign was asked for before: its error is shared among so many."]
+    if asked > looks:
+        return [
+            f"  looks={looks}, not {asked}: the campaign's error was shared among {looks}, and starts for more of them "
+            "would name nothing new. A campaign of its own (-e sglang_report_campaign=NAME) can have them."
+        ]
+    return []
+
+
 def _headline(sweep: turns.HostSweep, found: turns.Outlook) -> str:
     if not found.turns:
         return "nothing is left to measure."

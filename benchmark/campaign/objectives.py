@@ -20,6 +20,13 @@ LONG_PROMPT_TOKENS = 4096
 """From here on prefill, not the engine's overhead, makes TTFT."""
 
 
+def compared_starts(looks: int) -> int:
+    """Of each configuration the first so many starts are compared: what a campaign of so many looks makes, a third of
+    the baseline and of what is quoted among them. Further ones would be looks for which no error is left.
+    """
+    return max(looks, CHOOSING_STARTS) + 1
+
+
 class ObjectiveError(CampaignError):
     """There is no such objective; the text names the nearest."""
 
@@ -179,6 +186,14 @@ class Starts:
         left = self.shown.left
         return left if left and left.may_be_best else None
 
+    def best_unknown(self, by: Objective) -> bool:
+        """Whether the objective is read at the best rung of a ladder that was left early: what is read is the least
+        that it is. What has a rung of its own, the lowest, or points beside the ladder, was measured all the same.
+        """
+        if self.cut_short is None or by.concurrency is not None or not by.more_is_better or by.name == GOODPUT.name:
+            return False
+        return self.has_long_prompts if by.long_prompts else True
+
     @property
     def failures(self) -> tuple[Record, ...]:
         return tuple(r for r in self.records if r.outcome == "failed")
@@ -191,8 +206,9 @@ class Starts:
             self._read[by] = [value for value in found if value is not None]
         return self._read[by]
 
-    def logs(self, by: Objective) -> list[float]:
-        return [math.log(value) for value in self.values(by)]
+    def logs(self, by: Objective, first: int | None = None) -> list[float]:
+        """The logarithms of `values`: of all of them, or of the first so many."""
+        return [math.log(value) for value in self.values(by)[:first]]
 
     def rung(self, by: Objective) -> int | None:
         """The concurrency at which the objective is read: its own, or the best by the mean over all starts.

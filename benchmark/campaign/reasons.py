@@ -35,6 +35,8 @@ def why(
     if found.name in winner["ties"]:
         return "Within 2 % of the winner: a tie."
     ratio = value / winner["value"] / math.exp(shifts.log(found.host, won.host))
+    if found.cut_short and by is not PEAK and found.best_unknown(by):
+        return f"Its ladder was left early, so what it would reach is not known: {found.cut_short.reason}"
     if found.name in winner["close"]:
         starts = min(len(found.values(by)), winner["starts"])
         told = "one start" if starts == 1 else f"{starts} starts"
@@ -68,6 +70,8 @@ def _won(winner: Mapping[str, Any], by: Objective) -> str:
     best = "The highest peak" if by is PEAK else f"The best by {by.title}"
     if winner["verdict"] == "tie":
         return "As fast as any, and of those that tie the one with the fewest settings."
+    if winner["verdict"] == "undecided" and winner["ahead"]:
+        return f"Within 2 % of {winner['ahead']}, with fewer settings; close calls are not decided."
     if winner["verdict"] == "undecided":
         return f"{best} so far; close calls are not decided."
     return f"{best}."

@@ -50,6 +50,8 @@ class Settings:
     """How often finalists are compared at most: each further look is a further start of those still undecided."""
     start_minutes: float = 20.0
     point_minutes: float = 2.0
+    further_points: int = 0
+    """Points that follow the ladder on a first start (load/further.py)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.looks <= LOOKS:
@@ -100,27 +102,33 @@ def next_turns(
 def skipped(
     plan: Plan, records: Sequence[Record], settings: Settings, spent_minutes: float | None = None
 ) -> list[dict[str, Any]]:
-    """What is not going to be tried, and why: [{"configuration", "reason", "chance"}], the most promising first.
+    """What is not going to be tried, and why: [{"configuration", "reason", "chance", "deferred": by the budget; it can
+    start}], the most promising first.
 
-    `chance` is that of beating the best so far by more than 2 %; None for what cannot start.
+    `chance` is that of beating the best so far by more than 2 %; None for what cannot start, and with nothing seen.
     """
     state = _State(plan, records, settings, spent_minutes)
     turns = next_turns(plan, records, settings, spent_minutes)
     coming = {turn.configuration for turn in turns}
     left = [o for o in state.outlooks if o.name not in coming]
-    remaining = max(state.remaining or 0.0, 0.0)
-    # Less than a minute is no minute to a reader.
-    room = f"{remaining:.0f} minutes are left" if remaining >= 1 else "the budget is spent"
-    found = []
+    why, found = state.why_deferred(turns), []
     for o in left:
-        reason = f"Deferred: {room}, a start with its points takes {state.whole:.0f}, "
-        reason += f"and the chance that it is the best is {o.chance:.0%} by what was measured so far."
-        found.append({"configuration": o.name, "reason": reason, "chance": o.chance})
+        reason = f"Deferred: {why}"
+        if o.chance is not None:
+            reason += f"; the chance that it beats the best so far by more than 2 % is {o.chance:.0%}"
+        found.append({"configuration": o.name, "reason": f"{reason}.", "chance": o.chance, "deferred": True})
     for entry in plan:
         name, said = entry["configuration"]["name"], entry.get("plan") or {}
         if _rejected(entry) and name not in state.groups:
-            found.append({"configuration": name, "reason": said.get("sentence") or "It cannot start.", "chance": None})
+            reason = said.get("sentence") or "It cannot start."
+            found.append({"configuration": name, "reason": reason, "chance": None, "deferred": False})
     return found
+
+
+def baseline_starts(plan: Plan, records: Sequence[Record], settings: Settings) -> tuple[str, int] | None:
+    """The baseline of these records of one host, and how many starts of it tell the objective; None without one."""
+    state = _State(plan, records, settings, 0.0)
+    return (state.baseline, state.starts(state.baseline)) if state.baseline is not None else None
 
 
 def cost(plan: Plan, settings: Settings) -> Cost:
@@ -148,7 +156,7 @@ class _State:
         self.settings = settings
         self.groups = {found.name: found for found in group(records)}
         self.start_minutes, self.point_minutes = _pace(records, settings)
-        self.whole = self.start_minutes + len(settings.ladder) * self.point_minutes
+        self.whole = self.start_minutes + (len(settings.ladder) + settings.further_points) * self.point_minutes
         if spent is None:
             spent = sum(_minutes(record, self.start_minutes) for record in records)
         budget = settings.budget_minutes
@@ -188,10 +196,10 @@ class _State:
         telling = [r for name in tried & self.groups.keys() for r in self.groups[name].telling(self.settings.objective)]
         later = [r.configuration.name for r in telling if r.start_number > 1 and r.created_at >= explored]
         others = [name for name in later if name != self.baseline]
-        own = self._starts(self.baseline) if self.baseline else 0
+        own = self.starts(self.baseline) if self.baseline else 0
         return len(others) + min(max(own - self.settings.baseline_starts, 0), len(later) - len(others))
 
-    def _starts(self, name: str) -> int:
+    def starts(self, name: str) -> int:
         """Starts that tell the objective, or that it cannot be had; an earlier sweep may have asked for another one."""
         return len(self.groups[name].telling(self.settings.objective)) if name in self.groups else 0
 
@@ -219,7 +227,7 @@ class _State:
         """Put the baseline's further starts half-way and last, and the finalists' second starts between."""
         if self.baseline is None:
             return turns
-        there = self._starts(self.baseline) or 1
+        there = self.starts(self.baseline) or 1
         wanted = [self._again(self.baseline, n) for n in range(there + 1, self.settings.baseline_starts + 1)]
         left = [turn for turn in turns if turn.purpose == "explore"]
         tried = len(self.groups)
@@ -242,7 +250,7 @@ class _State:
         if not finalists:
             return []
         room = max(self.most_confirmed - self.confirmed, 0)
-        starts = {name: self._starts(name) for name in finalists}
+        starts = {name: self.starts(name) for name in finalists}
         best, *others = finalists
         lead = [self._again(best, n) for n in range(2, CHOOSING_STARTS + 2) if n > starts[best]]
         behind = [self._again(name, 2) for name in others if starts[name] < 2][: max(room - len(lead), 0)]
@@ -268,16 +276,16 @@ class _State:
         # The winner changes on the way: what others had counts as well.
         room = self.most_confirmed + self.most_settled - self.confirmed
         turns = [
-            self._again(name, self._starts(name) + 1, "settle")
+            self._again(name, self.starts(name) + 1, "settle")
             for name in names
-            if self._starts(name) - 1 < self.settings.looks
+            if self.starts(name) - 1 < self.settings.looks
         ]
         return turns[: max(room, 0)]
 
     def _again(self, name: str, nth: int, purpose: Literal["confirm", "settle"] = "confirm") -> Turn:
         """The nth start that tells the objective."""
         rungs, after, points = self._read_again(name)
-        silent = len(self.groups[name].records) - self._starts(name) if name in self.groups else 0
+        silent = len(self.groups[name].records) - self.starts(name) if name in self.groups else 0
         number = nth + silent
         minutes = self.start_minutes + points * self.point_minutes
         what = "A second start, to compare." if nth <= CHOOSING_STARTS else "A fresh start before it is quoted."
@@ -332,6 +340,18 @@ class _State:
             room -= turn.minutes
             found.append(turn)
         return found
+
+    def why_deferred(self, turns: Sequence[Turn]) -> str:
+        """Why the budget does not hold one more first start beside these."""
+        remaining = max(self.remaining or 0.0, 0.0)
+        takes = f"a start with its points takes {self.whole:.0f}"
+        if not turns:
+            # Less than a minute is no minute to a reader.
+            return f"{f'{remaining:.0f} minutes are left' if remaining >= 1 else 'the budget is spent'}, {takes}"
+        left = remaining - sum(turn.minutes for turn in turns)
+        if left >= self.whole:
+            return f"the starts foreseen leave {left:.0f} minutes, which are kept for second starts of those that lead"
+        return f"the starts foreseen leave {max(left, 0.0):.0f} of {remaining:.0f} minutes, {takes}"
 
     def _quotes(self, turn: Turn) -> bool:
         return turn.purpose == "confirm" and turn.start_number > CHOOSING_STARTS

@@ -48,8 +48,8 @@ class Outlook:
     deviation: float
     gain: float
     """Expected log gain over the best measured (expected improvement; Jones, Schonlau and Welch, 1998)."""
-    chance: float
-    """That it beats the best measured by more than 2 %."""
+    chance: float | None
+    """That it beats the best measured by more than 2 %; None while nothing is measured."""
 
 
 _FAMILY_KEYS = ("pp_size", "pipeline_parallel_size", "moe_a2a_backend", "attention_backend", "quantization")
@@ -145,7 +145,7 @@ def _outlook(candidate: Candidate, parts: list[tuple[float, float, float]], targ
     variance = sum(w * (s * s + (m - mean) ** 2) for w, m, s in parts)
     starts = 0.5 if candidate.verdict == "doubtful" else 1.0
     if math.isinf(target):
-        return Outlook(candidate.name, mean, math.sqrt(variance), starts * math.exp(mean), 1.0)
+        return Outlook(candidate.name, mean, math.sqrt(variance), starts * math.exp(mean), None)
     gain = sum(w * _improvement(m - target, s) for w, m, s in parts if w > 1e-6)
     chance = sum(w * (1 - _NORMAL.cdf((target + 0.02 - m) / s)) for w, m, s in parts if w > 1e-6)
     return Outlook(candidate.name, mean, math.sqrt(variance), float(starts * gain), float(starts * chance))

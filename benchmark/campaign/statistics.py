@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -202,17 +202,19 @@ def verdict(low: float, high: float, *, more_is_better: bool = True) -> str:
     return "undecided"
 
 
-def more_starts(found: Effect, noise: Noise, level: float, most: int = 20) -> int | None:
-    """How many further starts of each side would settle it, if the difference stays what it looks like.
+def more_starts(
+    found: Effect, noise: Noise, level: float, settled: Callable[[float, float], bool], most: int = 20
+) -> int | None:
+    """How many further starts of each side would settle it, if the difference stays what it looks like; None if `most`
+    do not.
 
-    Settled is: an interval that leaves out 1, or that lies inside +-2 %. None if `most` do not.
+    `settled` says whether an interval (low, high) of the ratio does.
     """
     ours, theirs = found.starts
     for extra in range(1, most + 1):
         error = noise.deviation * math.sqrt(1 / (ours + extra) + 1 / (theirs + extra))
-        degrees = noise.degrees + 2 * extra
-        half = t_point(level, degrees) * error
-        if abs(found.log) > half or abs(found.log) + half <= math.log1p(TIE):
+        grown = Effect(found.log, error, noise.degrees + 2 * extra, (ours + extra, theirs + extra))
+        if settled(*grown.interval(level)):
             return extra
     return None
 

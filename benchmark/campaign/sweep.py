@@ -164,7 +164,7 @@ class Sweep:
                 turn.state = "failed" if kept[name]["outcome"] == "failed" else "known"
                 turn.sentence = turn.detail = kept[name]["why"]
             elif name in skipped:
-                turn.state = "rejected" if skipped[name]["chance"] is None else "deferred"
+                turn.state = "deferred" if skipped[name]["deferred"] else "rejected"
                 turn.sentence = skipped[name]["reason"]
         self._left[host] = (answer["minutes"] * 60, self._clock())
         if host in self.foreseen:

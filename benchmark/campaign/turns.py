@@ -73,6 +73,8 @@ class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
     """With `retry=all`: how many starts of each there were."""
     skipped: list[dict[str, Any]] = []
     """What it is not going to try, and why, as of its last turn."""
+    carried: list[dict[str, Any]] = []
+    """What sweeps before it were not going to try, of configurations that this one does not name."""
 
     def scheduled(self) -> list[dict[str, Any]]:
         """The plan as schedule.py takes it: `plan=off` tries what the plan itself would reject."""
@@ -91,6 +93,7 @@ class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
             looks=asked.looks,
             start_minutes=asked.start_minutes,
             point_minutes=asked.point_minutes,
+            further_points=max((len(known.further) for known in self.fingerprints.values()), default=0),
         )
 
 
@@ -161,6 +164,18 @@ def opened(sweep: HostSweep, records: Iterable[Record], now: dt.datetime) -> Hos
             name = record.configuration.name
             before[name] = max(before.get(name, 0), record.start_number)
     return msgspec.structs.replace(sweep, began_at=now.isoformat(timespec="seconds"), taken=[], before=before)
+
+
+def with_looks(sweep: HostSweep, looks: int) -> HostSweep:
+    """The sweep, asked for with so many looks."""
+    return msgspec.structs.replace(sweep, asked=msgspec.structs.replace(sweep.asked, looks=looks))
+
+
+def following(sweep: HostSweep, earlier: HostSweep) -> HostSweep:
+    """The sweep, behind another of its host: what that one left out and this one does not name is left out still."""
+    named = {entry["name"] for entry in sweep.plan}
+    rows = {row["configuration"]: row for row in (*earlier.carried, *earlier.skipped)}
+    return msgspec.structs.replace(sweep, carried=[row for name, row in rows.items() if name not in named])
 
 
 def _own(sweep: HostSweep, records: Iterable[Record]) -> list[Record]:
@@ -275,6 +290,21 @@ def most_turns(sweep: HostSweep) -> int:
     """No sweep of this plan makes more starts, each of them tried twice."""
     tries = 1 if sweep.asked.retry == "none" else 2
     return tries * schedule.cost(sweep.scheduled(), sweep.settings()).starts
+
+
+def baseline_lacks(sweep: HostSweep, records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Starts of the baseline that a full sweep makes and has not made, such as for want of minutes: a row of
+    `more_starts` (decide.py), or none.
+    """
+    if sweep.asked.confidence != "full":
+        return []
+    settings = sweep.settings()
+    name, there = schedule.baseline_starts(sweep.scheduled(), _own(sweep, records), settings) or ("", 0)
+    lacking = settings.baseline_starts - there
+    if not there or lacking <= 0:
+        return []
+    why = f"The baseline has {there} of its {settings.baseline_starts} starts, and drift is estimated from all of them."
+    return [{"configuration": name, "host": sweep.host, "starts": lacking, "why": why}]
 
 
 def kept(sweep: HostSweep, records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -42,13 +42,13 @@ CLOSE = [
 ]
 
 
-def campaign_of(tmp_path, records, **asked):
+def campaign_of(tmp_path, records, plan=(), fingerprints=None, **asked):
     campaign = Campaign(tmp_path, "c")
     campaign.open({"name": "c"})
     for record in records:
         campaign.put(record)
     asked = {"ladder": [1, 8], "confidence": "full", **asked}
-    said = {"host": "gpu1", "plan": [], "fingerprints": {}, "asked": asked}
+    said = {"host": "gpu1", "plan": list(plan), "fingerprints": fingerprints or {}, "asked": asked}
     with campaign.locked():
         campaign.keep_sweep(turns.kept_sweep(json.dumps(said).encode()))
     return campaign
@@ -76,13 +76,15 @@ TYPED = [
 ]
 
 
-def test_a_full_sweep_that_is_undecided_is_offered_one_more_look(tmp_path, monkeypatch):
+def test_a_full_sweep_that_is_undecided_is_offered_a_campaign_of_its_own_with_four_looks(tmp_path, monkeypatch):
     said, (promote, sweep, plan) = said_at_the_end(monkeypatch, campaign_of(tmp_path, CLOSE), *TYPED)
     winner = said.split("Winner: ")[1].split()[0]
     assert promote == f"shardsweep promote {winner} -i 'my hosts.yml' --limit gpu1 -e sglang_model_path=/models/x"
+    # One look was asked for, and had: a second one would have no error left.
+    assert "further starts of this campaign name nothing new" in said
     assert sweep == (
-        "shardsweep sweep a b --concurrencies 1,8 --workload prose -i 'my hosts.yml' --limit gpu1 -e rate=2 "
-        "-e sglang_model_path=/models/x -e looks=2"
+        "shardsweep sweep a b --concurrencies 1,8 --workload prose --confidence full -i 'my hosts.yml' --limit gpu1 "
+        "-e rate=2 -e sglang_model_path=/models/x -e looks=4 -e sglang_report_campaign=c-again"
     )
     assert plan == (
         "shardsweep plan --search --model mini-moe --hardware '2x NVIDIA H200' --release 0.5.11 --workload prose "
@@ -114,13 +116,50 @@ def test_a_password_that_was_typed_is_not_said_again(tmp_path, monkeypatch):
     assert "-e ansible_become_password=REMOVED" in promote and "-e ansible_become_password=REMOVED" in sweep
 
 
-def test_looks_are_counted_on_and_end(tmp_path, monkeypatch):
-    campaign = campaign_of(tmp_path, CLOSE, looks=3)
-    _, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "-e", "looks=3")
-    assert sweep == "shardsweep sweep a b -e looks=4"
-    campaign = campaign_of(tmp_path, [], looks=4)
-    _, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "-e", "looks=4")
-    assert "looks=5" not in sweep and "--retry all" in sweep
+def test_looks_that_are_left_are_gone_on_with(tmp_path, monkeypatch):
+    # Four were asked for, and the two had one: the budget was short.
+    campaign = campaign_of(tmp_path, CLOSE, looks=4)
+    said, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "-e", "looks=4", "--budget", "120")
+    assert sweep == "shardsweep sweep a b --budget 120 --retry may_pass -e looks=4"
+    assert "name nothing new" not in said
+
+
+def test_what_a_budget_left_out_of_the_repeats_is_said_at_the_end(tmp_path, monkeypatch):
+    """The winner's number is the one that chose it, and the baseline has two of its three starts."""
+    sure = [measured("a", n, 100.0 + n) for n in (1, 2)] + [measured("b", n, 150.0 + n) for n in (1, 2)]
+    entries = [
+        {
+            "name": name,
+            "verdict": "runs",
+            "sentence": "",
+            "configuration": {"name": name, "against": against, "engine": {}, "environment": {}},
+        }
+        for name, against in (("a", None), ("b", "a"))
+    ]
+    known = {name: {"fingerprint": name} for name in ("a", "b")}
+    campaign = campaign_of(tmp_path, sure, plan=entries, fingerprints=known, budget_minutes=120)
+    said, (_, sweep, _) = said_at_the_end(monkeypatch, campaign, "a", "b", "--budget", "120")
+    told = said[said.index("Winner: b") :].splitlines()
+    assert told[1:3] == [
+        "One more start of b on gpu1 is wanted. It was read on the starts that chose it; a fresh start is needed "
+        "before it is quoted.",
+        "One more start of a on gpu1 is wanted. The baseline has 2 of its 3 starts, and drift is estimated from all of "
+        "them.",
+    ]
+    # The same again goes on where it was, with as many minutes.
+    assert sweep == "shardsweep sweep a b --budget 120 --retry may_pass"
+    third = [*sure, measured("a", 3, 100.0)]
+    _, (_, sweep, _) = said_at_the_end(
+        monkeypatch, campaign_of(tmp_path / "other", third, plan=entries, fingerprints=known), "a", "b"
+    )
+    assert sweep == "shardsweep sweep b --confidence quick --retry all"
+
+
+def test_more_of_what_is_sure_is_said_to_name_nothing_new(tmp_path, monkeypatch):
+    sure = [measured("a", n, 100.0 + n) for n in (1, 2, 3)] + [measured("b", n, 150.0 + n) for n in (1, 2, 3)]
+    said, (_, sweep, _) = said_at_the_end(monkeypatch, campaign_of(tmp_path, sure), "a", "b")
+    assert sweep == "shardsweep sweep a b --retry all"
+    assert "Further starts narrow what is quoted; the error is spent, and they name nothing new." in said
 
 
 def test_a_quick_sweep_is_offered_a_full_one(tmp_path, monkeypatch):
@@ -131,11 +170,22 @@ def test_a_quick_sweep_is_offered_a_full_one(tmp_path, monkeypatch):
     assert sweep == "shardsweep sweep --confidence full --limit gpu1 -e plan=off"
 
 
+def test_lists_of_a_file_of_variables_are_offered_as_they_are_typed(tmp_path, monkeypatch):
+    (tmp_path / "mine.yml").write_text("configs: [a, b]\nconcurrencies: [1, 8]\n")
+    campaign = campaign_of(tmp_path, [CLOSE[0], CLOSE[3]], confidence="quick")
+    _, (_, sweep, plan) = said_at_the_end(monkeypatch, campaign, "-e", f"@{tmp_path}/mine.yml")
+    assert sweep == f"shardsweep sweep a b --concurrencies 1,8 --confidence full -e @{tmp_path}/mine.yml"
+    assert plan.endswith("--concurrencies 1,8")
+
+
 def test_a_report_offers_what_its_campaign_was_asked_for(tmp_path):
     out = StringIO()
     campaign = campaign_of(tmp_path, CLOSE)
     assert command.report_command(campaign.folder, Console(file=out, width=100)) == 0
-    assert "  shardsweep sweep --concurrencies 1,8 --workload prose -e looks=2" in out.getvalue()
+    assert (
+        "  shardsweep sweep a b --concurrencies 1,8 --workload prose --confidence full -e looks=4 "
+        "-e sglang_report_campaign=c-again"
+    ) in out.getvalue()
 
 
 def test_hosts_that_cannot_be_compared_are_told_apart(tmp_path, monkeypatch):
@@ -146,6 +196,27 @@ def test_hosts_that_cannot_be_compared_are_told_apart(tmp_path, monkeypatch):
     said, _ = said_at_the_end(monkeypatch, campaign_of(tmp_path, records))
     assert "  on gpu1: b reached 150.0" in said
     assert "  on gpu2: a reached 80.0" in said
+
+
+def test_unlike_hosts_are_each_promoted_their_own_winner_and_none_is_named(tmp_path, monkeypatch):
+    """Named, the winner of gpu1 would serve on gpu2 as well, where it read 2 against 5."""
+    other = rec.Host(name="gpu2", gpus=[{"name": "NVIDIA L40S"}] * 4)
+    records = [
+        measured("a", 1, 9.0), measured("z", 1, 4.0), measured("a", 1, 2.0, other), measured("z", 1, 5.0, other),
+    ]  # fmt: skip
+    # gpu2's records are the newest, and say nothing of the winner's GPUs.
+    records[2:] = [msgspec.structs.replace(record, updated_at="2026-02-01T00:00:00Z") for record in records[2:]]
+    campaign = campaign_of(tmp_path / "campaigns", records)
+    monkeypatch.chdir(tmp_path)
+    _, (promote, _, plan) = said_at_the_end(monkeypatch, campaign, "-i", "inv.yml", "-e", "sglang_model_path=/models/x")
+    assert promote == "shardsweep promote -i inv.yml -e sglang_model_path=/models/x -e sglang_report_campaign=c"
+    assert "--hardware '2x NVIDIA H200'" in plan
+    # Elsewhere than where campaigns are looked for, the folder is named too; what was typed is not said twice.
+    monkeypatch.chdir("/")
+    _, (promote, _, _) = said_at_the_end(monkeypatch, campaign, "-e", f"sglang_report_campaigns={tmp_path}/campaigns")
+    assert promote == (
+        f"shardsweep promote -e sglang_report_campaign=c -e sglang_report_campaigns={tmp_path}/campaigns"
+    )
 
 
 @pytest.mark.parametrize(

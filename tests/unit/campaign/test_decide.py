@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import msgspec
 import pytest
@@ -38,6 +39,8 @@ def test_the_highest_valid_peak_wins():
     assert found["winner"]["configuration"] == "a"
     assert found["winner"]["value"] == 100.0
     assert found["winner"]["verdict"] == "sure"
+    # 30 against 20 on one start each.
+    assert "if starts differ by 4 %) against a, the next." in found["winners"]["single_stream"]["sentence"]
     assert found["winners"]["single_stream"]["configuration"] == "b"
     assert [row["configuration"] for row in found["ranking"]] == ["a", "b"]
     assert found["ranking"][0]["interval"] is None
@@ -302,6 +305,55 @@ def test_a_small_difference_that_is_certain_is_a_tie_and_the_simpler_is_preferre
     assert found["experiments"][0]["verdict"] == "refuted"
 
 
+def test_when_a_tie_goes_to_the_simpler_one_every_sentence_is_about_that_one():
+    """`big` read 0.7 % more than `simple`, which has fewer settings."""
+    shape = (0.997, 1.003, 1.0)
+    simple = starts("simple", *(994.0 * n for n in shape), against="root", engine={"ep_size": 8})
+    big = starts("big", *(1001.0 * n for n in shape), against="root", engine={"ep_size": 8, "page_size": 16})
+    root = starts("root", *(700.0 * n for n in shape))
+    found = decide([*root, *big, *simple])
+    winner = found["winner"]
+    assert (winner["configuration"], winner["verdict"]) == ("simple", "tie")
+    assert (winner["ties"], winner["close"], winner["ahead"]) == (["big"], ["big"], "big")
+    assert "big is within 2 %, and this one differs least from the baseline" in winner["sentence"]
+    assert sentences(found)["big"] == "Within 2 % of the winner: a tie."
+    # A third at 0.9 % behind the winner, and within 2 % of it, though not within 2 % of `big`: it is no loser.
+    third = starts("third", *(985.0 * n for n in shape), against="root", engine={"ep_size": 8, "page_size": 32})
+    found = decide([*root, *big, *simple, *third])
+    assert (found["winner"]["configuration"], found["winner"]["ties"]) == ("simple", ["big", "third"])
+    assert sentences(found)["third"] == "Within 2 % of the winner: a tie."
+    # One that is not told apart from it leaves the call open; what is said of `big` stays as it was.
+    third = starts("third", 980.0, against="root", engine={"ep_size": 8, "page_size": 32})
+    wide = starts("wide", *(500.0 * n for n in (0.99, 1.01, 1.0)), against="root", engine={"ep_size": 4})
+    found = decide([*root, *big, *simple, *third, *wide])
+    winner = found["winner"]
+    assert (winner["configuration"], winner["verdict"], winner["ties"]) == ("simple", "undecided", ["big"])
+    assert (
+        "big is within 2 %, and this one differs least from the baseline; third came so close that one start"
+        in (winner["sentence"])
+    )
+    assert sentences(found)["simple"] == "Within 2 % of big, with fewer settings; close calls are not decided."
+    assert sentences(found)["big"] == "Within 2 % of the winner: a tie."
+    assert sentences(found)["third"].endswith("against the winner, which one start cannot tell apart from noise.")
+
+
+def test_a_simpler_one_that_ties_is_not_chosen_where_a_third_is_ahead_of_it_for_sure():
+    """Noise is 0.3 %, the least, six degrees of freedom. `simple` is 1.20 +- 0.73 % behind `big` (t(0.025, 6) x 0.3 x
+    sqrt(2/3)): a tie. It is 1.19 +- 0.85 % behind `third` (t(0.05, 6) x 0.3 x sqrt(1 + 1/3)): up to 2.04 %, no tie.
+    """
+    shape = (0.999, 1.001, 1.0)
+    more = {"against": "root", "engine": {"ep_size": 8, "page_size": 16}}
+    records = [
+        *starts("root", *(700.0 * n for n in shape)),
+        *starts("simple", *(1000.0 * n for n in shape), against="root", engine={"ep_size": 8}),
+        *starts("big", *(1000.0 * math.exp(0.012) * n for n in shape), **more),
+    ]
+    assert decide(records)["winner"]["configuration"] == "simple"
+    third = starts("third", 1000.0 * math.exp(0.0119), **more)
+    winner = decide([*records, *third])["winner"]
+    assert (winner["configuration"], winner["ahead"]) == ("big", None)
+
+
 def test_one_look_has_the_whole_error_and_four_share_it():
     # Noise sqrt(0.0016 / 3) = 0.0231, error 0.0231 x sqrt(1/3 + 1/2) = 0.0211; t(0.05, 3) = 3.182 makes 6.7 %, and the
     # 2.5 % of the first of four looks t = 4.177, 8.8 %. b is ahead by 8 %.
@@ -311,10 +363,93 @@ def test_one_look_has_the_whole_error_and_four_share_it():
     assert decide(records, looks=4)["winner"]["verdict"] == "undecided"
 
 
-def test_what_further_starts_show_to_be_better_for_sure_is_the_winner():
-    # a read best on its first start alone; the baseline's twenty starts tell the noise.
+def test_starts_beyond_the_last_look_are_quoted_and_name_nothing_new():
+    """Whoever goes on starting until something shows would find something: 9.5 % of equals after six starts each."""
+    few = [*starts("a", 100.0, 103.0, 97.0), *starts("b", 104.0, 101.0, against="a", engine={"page_size": 2})]
+    assert decide(few)["winner"]["verdict"] == "undecided"
+    # Eight further starts of each tell them apart for sure, in a campaign that was asked for so many looks.
+    more = [
+        *starts("a", 100.0, 103.0, 97.0, *[100.0] * 8),
+        *starts("b", 104.0, 101.0, 105.0, *[110.0] * 8, against="a", engine={"page_size": 2}),
+    ]
+    found = decide(more)
+    assert found["winner"]["verdict"] == "undecided"
+    assert found["experiments"][0]["verdict"] == "undecided"
+    assert found["more_starts"] == []
+    # A third start is one that a campaign of one look makes: 105 counts, 110 does not. exp of the mean logarithms'
+    # difference, ln(104 x 101 x 105 / (100 x 103 x 97)) / 3 = 3.35 %.
+    assert found["experiments"][0]["effect"]["peak"]["ratio"] == pytest.approx(1.0335, abs=1e-4)
+    # What is quoted rests on all nine fresh starts: (105 x 110^8)^(1/9).
+    assert found["winner"]["value"] == pytest.approx(109.43, abs=0.01)
+    assert "spent, and further starts of this campaign name nothing new" in found["spent"]
+    assert found["spent"] in found["notes"]
+    # With looks left, a further start of both is asked for, and nothing is spent.
+    left = decide(few, looks=4)
+    assert [row["configuration"] for row in left["more_starts"]] == ["b", "a"] and left["spent"] is None
+
+
+LEFT = rec.Left(
+    rungs=[64], reason="40 tokens a second at concurrency 8 allow at most 320 at 64, below the 900 another reached."
+)
+
+
+def powered(name, number, *rungs, left=None, against="a"):
+    """A start of (concurrency, tokens a second, joules a token)."""
+    points = [a_point(c, rate, telemetry={"energy_joules_per_token": joules}) for c, rate, joules in rungs]
+    return measured(name, *points, number=number, against=against, left=left)
+
+
+def test_a_ladder_that_was_left_early_does_not_lose_by_energy_for_sure():
+    """pp8 gave 1 token a joule at 8 streams, where it was left; with 64 it might give more than ep8's 1.6."""
     records = [
-        *starts("root", *[50.0] * 20),
+        start
+        for n, shift in enumerate((0.0, 0.001, -0.001), 1)
+        for start in (
+            powered("a", n, (8, 90.0, 2.0 + shift), (64, 500.0, 1.0 + shift), against=None),
+            powered("ep8", n, (8, 80.0, 1.5 + shift), (64, 900.0, 0.625 + shift)),
+            powered("pp8", n, (8, 40.0, 1.0 + shift), left=LEFT),
+        )
+    ]
+    found = decide(records)
+    energy = found["winners"]["tokens_per_joule"]
+    assert (energy["configuration"], energy["verdict"], energy["close"]) == ("ep8", "undecided", ["pp8"])
+    assert (
+        "against a, the next. The ladder of pp8 was left early, so what it would reach is not known."
+        in (energy["sentence"])
+    )
+    # By throughput it was left because it cannot win: ep8 is sure.
+    assert found["winner"]["verdict"] == "sure"
+    by_energy = decide(records, "tokens_per_joule")
+    assert sentences(by_energy)["pp8"] == (
+        f"Its ladder was left early, so what it would reach is not known: {LEFT.reason}"
+    )
+    assert "pp8" not in {row["configuration"] for row in by_energy["pareto"]}
+    # No further start would tell: it is asked for none, and nothing is said to be spent.
+    assert (by_energy["more_starts"], by_energy["spent"]) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("rates", "looks", "said"),
+    [
+        # Noise sqrt(0.000248 / 3) = 0.9 %; b is 2.5 % ahead. With three and four starts t(0.05, 5) = 2.57 makes 1.8 %.
+        ((103.0, 102.0), 4, "; 1 more start of each should settle it. "),
+        ((103.0, 102.0), 1, "; 1 more start of each should settle it, in a campaign of its own with looks=2. "),
+        # 1.2 % ahead: four looks compare five starts of each at most.
+        ((101.7, 100.7), 4, " would settle it, more than any campaign compares: take them as equal. "),
+    ],
+)
+def test_an_undecided_experiment_says_how_many_starts_it_needs_and_in_which_campaign(rates, looks, said):
+    records = [*starts("a", 100.0, 101.0, 99.0), *starts("b", *rates, against="a", engine={"page_size": 2})]
+    (experiment,) = decide(records, looks=looks)["experiments"]
+    assert experiment["verdict"] == "undecided" and said in experiment["sentence"]
+
+
+def test_what_further_starts_show_to_be_better_for_sure_is_the_winner():
+    # a read best on its first start alone; eleven others of three starts each tell the noise: 24 degrees of freedom,
+    # a deviation of sqrt(0.00886 / 24) = 1.9 %.
+    records = [
+        *starts("root", *[50.0] * 3),
+        *(record for n in range(10) for record in starts(f"c{n}", *[50.0] * 3, against="root")),
         *starts("a", 101.0, 90.0, 90.0, 90.0, against="root"),
         *starts("b", 100.0, against="root"),
     ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from builders import a_point, a_record
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmark.campaign import record as rec
 from benchmark.campaign.experiments import Claim, causes, claims, experiments
-from benchmark.campaign.objectives import PEAK, SINGLE_STREAM, group
+from benchmark.campaign.objectives import PEAK, SINGLE_STREAM, group, objective
 
 
 @pytest.mark.parametrize(
@@ -173,6 +174,39 @@ def test_a_ladder_that_was_left_early_tells_no_peak():
     assert one(starts("a", 100.0, 101.0) + starts("b", 60.0, 61.0, **change, left=ended))["verdict"] == "refuted"
 
 
+def test_what_follows_a_ladder_that_was_left_early_is_compared_all_the_same():
+    """pp8 reads long prompts in a quarter of the time, which its hypothesis says, and was left at 8 streams."""
+
+    def start(name, number, seconds, against=None, left=None):
+        spread = rec.Distribution(
+            count=4, mean=seconds, p50=seconds, p90=seconds, p95=seconds, p99=None, min=seconds, max=seconds
+        )
+        long = a_point(1, 20.0, workload="long", ttft_seconds=spread, prompt_tokens_per_second=16384 / seconds)
+        loop = msgspec.structs.replace(
+            a_point(8, 20.0, workload="quick_open", goodput_requests_per_second=1 / seconds), rate=2.0
+        )
+        energy = a_point(8, 60.0, telemetry={"energy_joules_per_token": 1.0})
+        return a_record(
+            configuration=rec.Configuration(
+                name=name, against=against, engine={"pp_size": 8} if against else {}, hypothesis="TTFT is lower."
+            ),
+            outcome="measured",
+            points=[energy, long, loop],
+            workload={"name": "quick", "prompt_tokens": 64},
+            after_ladder=[{"workload": {"name": "long", "prompt_tokens": 16384}, "concurrency": 1, "repeat": 1}],
+            start_number=number,
+            left=left,
+        )
+
+    left = rec.Left(rungs=[64], reason="60 tokens a second at concurrency 8 allow at most 480 at 64.")
+    records = [start("tp8", n, 4.0) for n in (1, 2)] + [start("pp8", n, 1.0, "tp8", left) for n in (1, 2)]
+    (found,) = experiments(group(records), [PEAK, *map(objective, ("ttft", "prefill", "goodput", "tokens_per_joule"))])
+    assert found["verdict"] == "supported"
+    assert found["effect"]["ttft"]["ratio"] == pytest.approx(0.25)
+    # Read at the best rung of the ladder itself: not known.
+    assert set(found["effect"]) == {"ttft", "prefill", "goodput"}
+
+
 @pytest.mark.parametrize(
     ("interval_of", "verdict"),
     [
@@ -187,6 +221,40 @@ def test_no_slower_leaves_room_for_a_tie(interval_of, verdict):
     base = starts("a", 100.0, 100.1, 99.9, 100.0)
     said = {"hypothesis": "No slower than a.", "engine": {"schedule_policy": "lpm"}, "against": "a"}
     assert one(base + starts("b", *interval_of, **said))["verdict"] == verdict
+
+
+@pytest.mark.parametrize(("loss", "wanted"), [(0.015, 8), (0.02, None)])
+def test_no_lower_needs_as_many_starts_as_leave_no_room_for_a_loss_of_two_percent(loss, wanted):
+    """Noise is 0.5 % of four degrees of freedom. At -1.5 % (log 0.01511) the interval has to stay within log(1.02) =
+    0.01980: t x 0.5 % x sqrt(2/n) at most 0.469 %. Ten starts of each, 18 degrees: 2.101 x 0.5 x 0.447 = 0.470; eleven,
+    20 degrees: 2.086 x 0.5 x 0.426 = 0.445. (That it leaves out 1 takes one more start, and says nothing of this.)
+    """
+    shape = (0.995, 1.0, 1.005)
+    said = {"hypothesis": "The throughput is no lower.", "engine": {"schedule_policy": "lpm"}, "against": "a"}
+    base = starts("a", *(100.0 * n for n in shape))
+    found = one(base + starts("b", *(100.0 * (1 - loss) * n for n in shape), **said))
+    assert (found["verdict"], found["more_starts"]) == ("undecided", wanted)
+
+
+def test_only_what_was_measured_on_one_start_is_said_to_rest_on_an_assumption():
+    """Three starts of each, and long prompts on the first alone; there is no hypothesis."""
+
+    def start(name, number, rate, against=None):
+        long = a_point(1, 20.0, workload="long", prompt_tokens_per_second=1000.0) if number == 1 else None
+        return a_record(
+            configuration=rec.Configuration(name=name, against=against, engine={"page_size": 16} if against else {}),
+            outcome="measured",
+            points=[a_point(8, rate), *([long] if long else [])],
+            workload={"name": "quick", "prompt_tokens": 64},
+            after_ladder=[{"workload": {"name": "long", "prompt_tokens": 16384}, "concurrency": 1, "repeat": 1}],
+            start_number=number,
+        )
+
+    records = [start("a", n, 100.0 + n) for n in (1, 2, 3)] + [start("b", n, 120.0 + n, "a") for n in (1, 2, 3)]
+    (found,) = experiments(group(records), [PEAK, objective("prefill")])
+    assert found["sentence"].endswith(
+        "From 3 and 3 starts. The interval of prefill assumes 4 % between starts, from one start each."
+    )
 
 
 def test_a_hypothesis_that_names_no_objective_is_undecided_and_says_so():

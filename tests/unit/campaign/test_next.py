@@ -7,12 +7,14 @@ import io
 import json
 import os
 
+import msgspec
 import pytest
 from builders import a_point, a_record
 
 from benchmark.campaign import __main__ as verbs
 from benchmark.campaign import record as rec
 from benchmark.campaign import turns
+from benchmark.campaign.judged import decided
 from benchmark.campaign.store import Campaign
 
 
@@ -42,6 +44,79 @@ def asks(campaign, monkeypatch, capsys, record=None) -> dict:
     monkeypatch.setattr("sys.stdin", io.StringIO("\n" if record is None else rec.dump(record).decode()))
     assert verbs.main(["--campaigns", str(campaign.folder.parent), "--campaign", "c", "next", "--host", "h1"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def a_full_sweep(campaign, monkeypatch, capsys, verb="open", names=("tp8", "ep8"), **asked):
+    """Ask for a sweep of these configurations: what is foreseen."""
+    entries = [
+        {
+            "name": name,
+            "verdict": "runs",
+            "sentence": "",
+            "configuration": {"name": name, "against": against, "engine": {"tp_size": 8}, "environment": {}},
+            "plan": {"verdict": "runs"},
+        }
+        for name, against in (("tp8", None), ("ep8", "tp8"))
+        if name in names
+    ]
+    known = {name: {"fingerprint": name * 8} for name in names}
+    said = {"host": "h1", "plan": entries, "fingerprints": known, "asked": {"ladder": [1], **asked}, "about": {}}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(said)))
+    assert verbs.main(["--campaigns", str(campaign.folder.parent), "--campaign", "c", verb, "--host", "h1"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_looks_of_a_campaign_are_not_lowered_and_none_is_added_once_one_was_taken(tmp_path, monkeypatch, capsys):
+    campaign = Campaign(tmp_path, "c")
+
+    def asked(**more):
+        told = a_full_sweep(campaign, monkeypatch, capsys, **more)
+        decision = decided(campaign)
+        return told, (decision["confidence"], decision["looks"], campaign.sweep("h1").asked.looks)
+
+    assert asked(confidence="quick")[1] == ("quick", 1, 1)
+    # Nothing was compared so far: the whole error is there to be shared among four.
+    assert asked(confidence="full", looks=4)[1] == ("full", 4, 4)
+    # A later sweep that says nothing of it judges by no other measure.
+    told, kept = asked(confidence="quick")
+    assert kept == ("full", 4, 4)
+    assert "  looks=4, as this campaign was asked for before: its error is shared among so many." in told["lines"]
+
+    other = Campaign(tmp_path / "other", "c")
+    a_full_sweep(other, monkeypatch, capsys, confidence="full")
+    for name in ("tp8", "ep8"):
+        other.put(measured(name))
+        other.put(msgspec.structs.replace(measured(name), start_number=2))
+    # Both were compared on two starts each with the whole error: a second look would have none.
+    for verb in ("foresee", "open"):
+        told = a_full_sweep(other, monkeypatch, capsys, verb, confidence="full", looks=4)
+        assert any(
+            line.startswith("  looks=1, not 4: the campaign's error was shared among 1") for line in told["lines"]
+        )
+    assert decided(other)["looks"] == 1
+
+
+def test_what_a_budget_deferred_is_still_named_after_a_sweep_that_does_not_speak_of_it(tmp_path, monkeypatch, capsys):
+    campaign = Campaign(tmp_path, "c")
+
+    def deferred():
+        return [(row["configuration"], row["host"]) for row in decided(campaign)["skipped"]]
+
+    # A start takes 20 minutes and its point 2: 30 hold one.
+    a_full_sweep(campaign, monkeypatch, capsys, confidence="full", budget_minutes=30)
+    assert asks(campaign, monkeypatch, capsys)["turn"]["configuration"] == "tp8"
+    asks(campaign, monkeypatch, capsys, measured("tp8"))
+    assert deferred() == [("ep8", "h1")]
+    # What is offered next names the winner alone, and is quick.
+    for _ in range(2):
+        a_full_sweep(campaign, monkeypatch, capsys, names=("tp8",), confidence="quick", retry="all")
+        asks(campaign, monkeypatch, capsys)
+        assert deferred() == [("ep8", "h1")]
+        assert decided(campaign)["confidence"] == "full"
+    # Once it is measured it is no longer left out.
+    a_full_sweep(campaign, monkeypatch, capsys, confidence="quick")
+    asks(campaign, monkeypatch, capsys, measured("ep8"))
+    assert deferred() == []
 
 
 def measured(name):

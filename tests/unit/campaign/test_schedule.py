@@ -308,7 +308,9 @@ def test_a_failing_baseline_does_not_hold_up_the_rest():
 def test_a_rejected_one_is_named_and_not_started():
     plan = a_plan(pp8="rejected")
     assert "pp8" not in {r.configuration.name for r in run(quick(), plan=plan)}
-    assert skipped(plan, [], quick()) == [{"configuration": "pp8", "reason": "It does not fit.", "chance": None}]
+    assert skipped(plan, [], quick()) == [
+        {"configuration": "pp8", "reason": "It does not fit.", "chance": None, "deferred": False}
+    ]
 
 
 def test_a_budget_defers_and_says_so():
@@ -321,6 +323,35 @@ def test_a_budget_defers_and_says_so():
     assert [row["configuration"] for row in left] == ["ep4", "pp8"]
     assert left[0]["reason"].startswith("Deferred: 4 minutes are left, a start with its points takes 28")
     assert 0 < left[0]["chance"] < 1
+
+
+def test_before_anything_is_measured_no_chance_is_told_and_what_takes_the_budget_is():
+    plan = a_plan({f"c{n}": 900.0 - n for n in range(8)})
+    ladder = (1, 4, 16, 64, 128, 256, 512)
+    # A start takes 20 + 7 x 2 minutes: 120 hold three, and leave 18.
+    rows = skipped(plan, [], Settings(ladder=ladder, confidence="quick", budget_minutes=120.0))
+    assert [row["configuration"] for row in rows] == ["c3", "c4", "c5", "c6", "c7"]
+    assert {row["chance"] for row in rows} == {None} and all(row["deferred"] for row in rows)
+    assert {row["reason"] for row in rows} == {
+        "Deferred: the starts foreseen leave 18 of 120 minutes, a start with its points takes 34."
+    }
+    # Once there is something to beat, so is the chance.
+    (row, *_) = skipped(a_plan(), [done("tp8", 500.0), done("ep8", 900.0)], quick(budget_minutes=60.0))
+    assert row["reason"] == (
+        "Deferred: 4 minutes are left, a start with its points takes 28; the chance that it beats the best so far by "
+        f"more than 2 % is {row['chance']:.0%}."
+    )
+
+
+def test_minutes_that_are_kept_for_second_starts_are_said_to_be():
+    plan = a_plan({f"c{n}": 900.0 - n for n in range(8)})
+    settings = Settings(ladder=(1, 4, 16, 64, 128, 256, 512), budget_minutes=210.0)
+    # Five starts of 34 minutes are foreseen: three to see, two more of the baseline. The other 40 would hold one
+    # more, and are for second starts of whoever leads by then.
+    assert sum(turn.minutes for turn in next_turns(plan, [], settings)) == pytest.approx(170)
+    assert skipped(plan, [], settings)[0]["reason"] == (
+        "Deferred: the starts foreseen leave 40 minutes, which are kept for second starts of those that lead."
+    )
 
 
 def test_without_a_budget_nothing_is_left_out():
@@ -366,6 +397,8 @@ def test_what_hypotheses_speak_of_is_counted_in():
     ladder = {"ladder": (1, 4, 16, 64, 128, 256, 512)}
     # 8 x (20 + 7 x 2) and 6 x (20 + 3 x 2) minutes; with a single stream beside, 6 x 2 more.
     assert cost(plan, Settings(**ladder)).minutes == pytest.approx(428)
+    # Three points that follow each first ladder: 8 x 3 x 2 more.
+    assert cost(plan, Settings(**ladder, further_points=3)).minutes == pytest.approx(476)
     plan[1]["configuration"]["hypothesis"] = "A single stream is faster."
     assert cost(plan, Settings(**ladder)).minutes == pytest.approx(440)
 

@@ -130,14 +130,18 @@ def test_verdicts_of_an_interval(low, high, more, verdict):
     assert stats.verdict(low, high, more_is_better=more) == verdict
 
 
+def told_apart(low, high):
+    return stats.verdict(low, high) != "undecided"
+
+
 def test_more_starts_are_as_many_as_the_interval_needs():
     noise = stats.Noise(0.02, 0)
     # With noise of 0 degrees the first extra start gives 2: t(0.05, 2) = 4.303; 4.303 x 0.02 = 0.086 > 0.05.
     # Two extra: t(4) = 2.776, error 0.02 x sqrt(2/3) = 0.0163, half 0.0453 < 0.05.
     found = stats.effect([0.05], [0.0], noise)
-    assert stats.more_starts(found, noise, 0.05) == 2
+    assert stats.more_starts(found, noise, 0.05, told_apart) == 2
     wide = stats.Noise(0.3, 4)
-    assert stats.more_starts(stats.effect([0.01], [0.0], wide), wide, 0.05) is None
+    assert stats.more_starts(stats.effect([0.01], [0.0], wide), wide, 0.05, told_apart) is None
 
 
 def test_drift_is_the_slope_of_the_baseline_over_time():

@@ -33,8 +33,8 @@ FORESEEN = {
     "kept": [{"configuration": "ep4", "outcome": "measured", "why": "measured before, kept"}],
     "otherwise": [],
     "skipped": [
-        {"configuration": "tp2ep4", "reason": "ep divides tp.", "chance": None},
-        {"configuration": "pp8", "reason": "Deferred: 3 minutes are left.", "chance": 0.1},
+        {"configuration": "tp2ep4", "reason": "ep divides tp.", "chance": None, "deferred": False},
+        {"configuration": "pp8", "reason": "Deferred: 3 minutes are left.", "chance": None, "deferred": True},
     ],
     "lines": ["h1: 3 engine starts foreseen, about 25 minutes.", "  1. tp8: 10 minutes."],
 }

@@ -201,6 +201,36 @@ def test_the_budget_is_of_the_clock_and_what_it_leaves_out_is_named():
     assert found.skipped[0]["reason"].startswith("Deferred: 20 minutes are left")
 
 
+BESIDE = [("long", 1, 1), ("long", 4, 1), ("quick", 1, 2)]
+
+
+def timed(name, began):
+    """A first start of 20 minutes, with three rungs and three points beside them of 2 minutes each: 32 minutes."""
+    points = [a_point(c, PEAKS[name] * c / 64, duration_seconds=120.0) for c in (1, 16, 64)]
+    points += [a_point(c, 5.0, workload=w, repeat=n, duration_seconds=120.0) for w, c, n in BESIDE]
+    return done(
+        name,
+        points=points,
+        start=rec.Start(started_at=began.isoformat(), ready_seconds=1200.0),
+        created_at=began.isoformat(),
+        updated_at=(began + dt.timedelta(minutes=32)).isoformat(),
+        workload={"name": "quick"},
+    )
+
+
+@pytest.mark.parametrize(("budget", "starts"), [(None, 3), (95, 2), (96, 3)])
+def test_points_after_the_ladder_are_foreseen_and_a_budget_holds_them(budget, starts):
+    sweep = turns.opened(a_sweep(further=BESIDE, budget_minutes=budget), [], NOON)
+    foreseen = turns.look(sweep, [], NOON)
+    assert (len(foreseen.turns), foreseen.minutes_left) == (starts, 32 * starts)
+    records, clock = [], NOON
+    while coming := turns.look(sweep, records, clock).turns:
+        records.append(timed(coming[0].configuration, clock))
+        clock += dt.timedelta(minutes=32)
+    # Neither more nor less than was foreseen, before the first start and after each.
+    assert (clock - NOON) == dt.timedelta(minutes=foreseen.minutes_left)
+
+
 def test_what_the_plan_rejects_is_tried_where_the_caller_says_so():
     assert coming(turns.opened(a_sweep(verdicts={"ep8": "rejected"}), [], NOON), []) == [("tp8", 1), ("ep4", 1)]
     sweep = a_sweep()
