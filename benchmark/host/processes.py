@@ -18,6 +18,7 @@ several, with units of one name). A child keeps both whatever session or process
 outlives its engine does), so they find what a process group does not. A process that sets its title by setproctitle
 overwrites its environment, unless SPT_NOENV is set in it, as the units do."""
 
+_CGROUPS = "/sys/fs/cgroup"
 _LISTEN = "0A"
 _LONGEST_COMMAND = 4096
 
@@ -126,9 +127,10 @@ def of_cgroup(cgroup: str) -> list[Process]:
     found: set[int] = set()
     # cgroup v2 stands at the root; v1 and hybrid hosts keep systemd's own tree below one of these names.
     for root in ("", "systemd", "unified"):
-        for listing in Path("/sys/fs/cgroup", root, cgroup.lstrip("/")).glob("**/cgroup.procs"):
+        # A walk passes over a folder that goes while it looks, as a unit's does when the unit ends; pathlib's glob does not.
+        for folder, _, _ in os.walk(Path(_CGROUPS, root, cgroup.lstrip("/"))):
             try:
-                found.update(int(line) for line in listing.read_text().split())
+                found.update(int(line) for line in Path(folder, "cgroup.procs").read_text().split())
             except (OSError, ValueError):
                 continue
     return alive(found)

@@ -162,3 +162,19 @@ def test_who_is_at_an_ipv6_port():
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
         (holder,) = processes.port_holders(listener.getsockname()[1])
         assert holder.pid == os.getpid()
+
+
+def test_a_control_group_that_goes_while_it_is_read_has_nobody(tmp_path, monkeypatch):
+    """A unit that ends takes its folder away between two system calls."""
+    unit = tmp_path / "system.slice/sglang-ep4.service"
+    (unit / "below").mkdir(parents=True)
+    (unit / "below/cgroup.procs").write_text(f"{os.getpid()}\n")
+    monkeypatch.setattr(processes, "_CGROUPS", str(tmp_path))
+    assert [found.pid for found in processes.of_cgroup("/system.slice/sglang-ep4.service")] == [os.getpid()]
+
+    def gone(path):
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(os, "scandir", gone)
+    (unit / "cgroup.procs").unlink(missing_ok=True)
+    assert processes.of_cgroup("/system.slice/sglang-ep4.service") == []
