@@ -127,7 +127,7 @@ def of_cgroup(cgroup: str) -> list[Process]:
     found: set[int] = set()
     # cgroup v2 stands at the root; v1 and hybrid hosts keep systemd's own tree below one of these names.
     for root in ("", "systemd", "unified"):
-        # A walk passes over a folder that goes while it looks, as a unit's does when the unit ends; pathlib's glob does not.
+        # A walk passes over a folder that goes meanwhile, as a unit's does when it ends; pathlib's glob does not.
         for folder, _, _ in os.walk(Path(_CGROUPS, root, cgroup.lstrip("/"))):
             try:
                 found.update(int(line) for line in Path(folder, "cgroup.procs").read_text().split())
