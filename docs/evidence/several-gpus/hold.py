@@ -3,7 +3,8 @@
 python docs/evidence/several-gpus/hold.py MODEL [FOLDER...]     in the project's folder
 
 MODEL: a shipped shape's name or a folder with config.json. FOLDER: campaigns' folders, here first-machine and
-second-machine where none is named; the all-reduces are those of the last folder's host.json.
+second-machine where none is named; the all-reduces are those of the last folder's host.json. Of the records only those
+of MODEL count; ranks are of the mean over a configuration's starts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
@@ -53,17 +55,19 @@ def spearman(ours: list[float], theirs: list[float]) -> float:
 def main(model: str, *folders: str) -> None:
     shape = load_model(model)
     machines = [Path(folder) for folder in folders] or [HERE / "first-machine", HERE / "second-machine"]
-    records: dict[str, Record] = {}
+    starts: list[Record] = []
     for path in sorted(path for machine in machines for path in machine.glob("**/record.json")):
         record = load(path.read_bytes(), str(path))
-        if record.points:
-            records[record.configuration.name] = record
+        if record.points and record.model.name == Path(model).name:
+            starts.append(record)
     measured_tables = tables(machines[-1])
     for label in ("assumed all-reduces", "the host's own"):
         say(label)
-        compared: dict[int, list[tuple[float, float]]] = {}
+        measured: dict[int, dict[str, list[float]]] = {}
+        planned: dict[int, dict[str, float]] = {}
         inside = 0
-        for name, record in records.items():
+        for record in starts:
+            name = record.configuration.name
             own = measured_tables["tp2_shm" if name.endswith("shm") else "tp2_nccl"]
             host = find_host(HARDWARE, **({"allreduce": own} if label == "the host's own" else {}))
             asked = msgspec.to_builtins(record.configuration)
@@ -71,16 +75,19 @@ def main(model: str, *folders: str) -> None:
             for point, rung in zip(record.points, plan["speed"]["ladder"], strict=False):
                 said, rate = rung["output_tokens_per_second"], point.output_tokens_per_second or 0.0
                 inside += said["low"] <= rate <= said["high"]
-                compared.setdefault(point.concurrency, []).append((rate, said["expected"]))
+                measured.setdefault(point.concurrency, {}).setdefault(name, []).append(rate)
+                planned.setdefault(point.concurrency, {})[name] = said["expected"]
                 say(
                     f"  {name:9} C={point.concurrency:<3} measured {rate:6.0f} planned {said['expected']:6.0f} "
                     f"({said['low']:.0f} to {said['high']:.0f}); a token {1e3 * point.tpot_seconds.mean:5.2f} ms, "
                     f"planned {1e3 * rung['tpot']['expected']:5.2f}"
                 )
-        say(f"  inside the range: {inside} of {sum(map(len, compared.values()))}")
-        for concurrency, pairs in sorted(compared.items()):
-            found = spearman([a for a, _ in pairs], [b for _, b in pairs])
-            say(f"  rank correlation at {concurrency}: {found:.2f} ({len(pairs)} configurations)")
+        say(
+            f"  inside the range: {inside} of {sum(len(rates) for rung in measured.values() for rates in rung.values())}"
+        )
+        for concurrency, rung in sorted(measured.items()):
+            found = spearman([fmean(rates) for rates in rung.values()], [planned[concurrency][name] for name in rung])
+            say(f"  rank correlation at {concurrency}: {found:.2f} ({len(rung)} configurations)")
 
 
 if __name__ == "__main__":

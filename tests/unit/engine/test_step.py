@@ -78,6 +78,36 @@ def test_splits_on_two_h200s(engine, step, ttft, rates):
         assert rate.expected == pytest.approx(measured, rel=0.25)
 
 
+@pytest.mark.parametrize(
+    ("engine", "weights", "kv_tokens", "rates"),
+    [
+        # GiB on the fuller GPU, KV tokens of a rank, tokens a second at 1, 8, 64, 256 (first two: means of two starts).
+        ({"tp_size": 2}, 34.87, 3_992_707, (466, 1993, 5156, 10213)),
+        ({"tp_size": 2, "ep_size": 2}, 34.86, 3_993_845, (478, 1961, 5213, 10044)),
+        ({"pp_size": 2}, 38.85, 7_057_898, (153, 867, 2810, 5836)),
+        ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, 36.85, 3_762_080, (376, 1784, 4733, 10594)),
+    ],
+)
+def test_splits_of_another_model_on_two_h200s(engine, weights, kv_tokens, rates):
+    """Eight layers of Kimi K2 (docs/evidence/several-gpus, sixth machine): no constant was read from these starts."""
+    engine = engine | {
+        "context_length": 8192, "mem_fraction_static": 0.5, "max_running_requests": 256, "cuda_graph_max_bs": 256,
+        "disable_piecewise_cuda_graph": True, "attention_backend": "triton", "disable_custom_all_reduce": True,
+    }  # fmt: skip
+    shape, host, layout = load_model("k2-slice"), find_host("2x H200"), Layout.from_engine(engine)
+    memory = plan_memory(shape, layout, engine, host, "0.5.11")
+    assert memory.weights_bytes / 2**30 == pytest.approx(weights, rel=0.01)
+    assert memory.token_capacity == pytest.approx(kv_tokens, rel=0.01)
+    for rung, measured in zip(
+        predict_ladder(StepModel(shape, layout, engine, host, "0.5.11"), memory, TWO, [1, 8, 64, 256]),
+        rates,
+        strict=True,
+    ):
+        rate = rung["output_tokens_per_second"]
+        assert rate.contains(measured)
+        assert rate.expected == pytest.approx(measured, rel=0.25)
+
+
 def test_lengths_that_vary_are_timed_by_their_mean():
     step = model("mini-moe", "2x H200")
     memory = plan_memory(load_model("mini-moe"), Layout(), {}, find_host("2x H200"), "0.5.11")
