@@ -8,6 +8,9 @@ import re
 from .failure import LONGEST_LINE, Case, Failure
 
 _SHARES_MEMORY = re.compile(r"custom_all_?reduce", re.IGNORECASE)
+_READS_THE_MODEL = re.compile(r'File "[^"]{0,400}/(?:model_loader|transformers|tokenizers)/')
+_FILE = re.compile(r'\s*File "')
+_JSONS_OWN = re.compile(r'File "[^"]{0,400}/json/')
 
 
 def port(case: Case) -> Failure:
@@ -118,4 +121,19 @@ def no_model(case: Case) -> Failure:
         case.stage,
         f"The model's files are not where the engine looks{f' ({where})' if where else ''}, or not complete.",
         advice="Look at the path and its files: config.json, tokenizer, every shard that the index names.",
+    )
+
+
+def broken_json(case: Case) -> Failure | None:
+    """JSON that ends too early is the model's where its loader reads it; settings are JSON as well."""
+    frames = [text for text in case.block if _FILE.match(text) and not _JSONS_OWN.search(text)]
+    if not frames or not _READS_THE_MODEL.search(frames[-1]):
+        return None
+    said = (case.match.group(1) or case.match.group(2)).strip()
+    return Failure(
+        "model_corrupt",
+        case.stage,
+        f"A JSON file of the model cannot be read: {said[:300]}.",
+        advice="Look at config.json, model.safetensors.index.json and the tokenizer's files (python -m json.tool "
+        "FILE); fetch what is cut again.",
     )

@@ -181,6 +181,11 @@ class TestCapturedFailures:
         assert "changes nothing" in failure.advice
 
 
+MAY_PASS = {
+    "blocked_by_others", "internal_port_taken", "nccl", "shared_memory", "disk_full", "host_memory", "crash",
+}  # fmt: skip
+
+
 class TestReportedFailures:
     """Messages of public reports and of newer releases, in the frame of a scheduler's failure."""
 
@@ -229,6 +234,24 @@ class TestReportedFailures:
             ('FileNotFoundError: No such file or directory: "/m/model-00031-of-00062.safetensors"', "no_model"),
             ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display "
              "driver / cuda driver combination", "driver_mismatch"),
+            ("Exception: flashinfer_python is installed with version 0.6.10, which is less than the minimum required "
+             "version 0.6.12. Please uninstall the old version", "version_mismatch"),
+            ("Exception: flashinfer_python with minimum required version 0.6.1 is not installed. Please",
+             "version_mismatch"),
+            ("Exception: sglang-kernel is installed with version 0.4.1, which is less than the minimum required "
+             "version 0.4.2. Please reinstall", "version_mismatch"),
+            ("torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+             "version_mismatch"),
+            ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 304: OS call failed or operation not "
+             "supported on this OS", "no_gpu"),
+            ("RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set "
+             "triton.knobs.build.impl.", "kernel_tool_missing"),
+            ("OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
+             "kernel_tool_missing"),
+            ("RuntimeError: Cannot find ptxas", "kernel_tool_missing"),
+            ("OSError: It looks like the config file at '/m/config.json' is not a valid JSON file.", "model_corrupt"),
+            ("ValueError: Following weights were not initialized from checkpoint: {'model.layers.60.mlp.up.weight'}",
+             "no_model"),
             ("RuntimeError: CUDART error: invalid argument", "crash"),
             ("RuntimeError: something that nobody has seen before", "crash"),
         ],
@@ -236,6 +259,7 @@ class TestReportedFailures:
     def test_is_named(self, line: str, kind: str) -> None:
         failure = failure_of(crash(line))
         assert failure.kind == kind
+        assert failure.may_pass is (kind in MAY_PASS)
         assert line[:60] in failure.evidence[0]
 
     @pytest.mark.parametrize(
@@ -253,6 +277,21 @@ class TestReportedFailures:
 
     def test_a_build_that_names_nothing_is_told_without_empty_brackets(self) -> None:
         assert failure_of(crash("ninja: build stopped: subcommand failed.")).sentence == "A kernel did not compile."
+
+    @pytest.mark.parametrize(
+        ("file", "kind"),
+        [
+            ("sglang/srt/model_loader/weight_utils.py", "model_corrupt"),
+            ("transformers/configuration_utils.py", "model_corrupt"),
+            ("sglang/srt/configs/load_config.py", "crash"),
+        ],
+    )
+    def test_json_that_is_cut_is_the_models_where_its_loader_reads_it(self, file: str, kind: str) -> None:
+        frames = (f'  File "/v/{file}", line 7, in get', "    json.load(f)",
+                  '  File "/usr/lib/python3.12/json/decoder.py", line 354, in raw_decode', "    raise x")  # fmt: skip
+        line = "json.decoder.JSONDecodeError: Unterminated string starting at: line 1 column 3 (char 2)"
+        failure = failure_of(crash(*frames, line))
+        assert (failure.kind, failure.may_pass) == (kind, kind == "crash")
 
     def test_a_shard_that_is_missing_is_named(self) -> None:
         failure = failure_of(crash("FileNotFoundError: No such file or directory: /m/model-00031-of-00062.safetensors"))
