@@ -189,9 +189,13 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
         ),
     ),
     (
+        # As gcc says it of what it started, as nvcc does.
+        re.compile(r"Killed signal terminated program (\S{1,100})|'([^']{1,100})' died due to signal 9"),
+        special.compiler_killed,
+    ),
+    (
         re.compile(
-            r"cannot find -l(\w+)|fatal error: (\S+): No such file|(\S+\.h): No such file or directory"
-            r"|ninja: build stopped|Error building extension|nvcc (?:fatal|error)",
+            r"cannot find -l(\w+)|fatal error: (\S+): No such file|(\S+\.h): No such file or directory",
             re.IGNORECASE,
         ),
         plain(
@@ -276,6 +280,15 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
             "Check owner and mode as that user (a wheel's binaries may be executable by their owner only).",
         ),
     ),
+    (
+        re.compile(
+            r"^\S{1,400}\.(?:cuh?|c|cc|cpp|cxx|h|hpp|inl)(?:\(\d+\)|:\d+(?::\d+)?): (?:catastrophic |fatal )?"
+            r"error\b[^:]{0,20}: (.+)"
+            r"|^(?:nvcc|ptxas|nvlink|cicc)\s+(?:fatal|error)\s*: (.+)"
+        ),
+        special.compile_error,
+    ),
+    (re.compile(r"ninja: build stopped"), special.build_stopped),
 )
 
 CONSEQUENCES: tuple[tuple[re.Pattern[str], Builder], ...] = (
@@ -338,6 +351,7 @@ CONSEQUENCES: tuple[tuple[re.Pattern[str], Builder], ...] = (
             may_pass=True,
         ),
     ),
+    (re.compile(r"Error building extension '([^']{1,100})'"), special.compile_error),
     (re.compile(r"Subprocess scheduler_?(\d*) \(pid=(\d+)\) crashed with exit code (-?\d+)"), special.killed),
     (re.compile(r"Rank (\d+) scheduler died during initialization \(exit code: (-?\d+)\)"), special.rank_died),
 )

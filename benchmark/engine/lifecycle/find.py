@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .causes import CAUSES, CONSEQUENCES
@@ -102,8 +103,8 @@ def _block(lines: Sequence[Line], number: int) -> list[str]:
 
 def _with_evidence(failure: Failure, line: Line, block: Sequence[str]) -> Failure:
     tail = [text for text in block[:-1] if text.strip()][-(_EVIDENCE_LINES - 1) :]
-    evidence = tuple(dict.fromkeys(shown(text) for text in (line.text, *tail)))
-    return Failure(failure.kind, failure.stage, failure.sentence, evidence, failure.advice, failure.may_pass)
+    evidence = dict.fromkeys((*failure.evidence, *(shown(text) for text in (line.text, *tail))))
+    return replace(failure, evidence=tuple(evidence)[:_EVIDENCE_LINES])
 
 
 def _unnamed(lines: Sequence[Line]) -> Failure | None:

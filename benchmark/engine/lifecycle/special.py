@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import replace
 
-from .failure import LONGEST_LINE, Case, Failure
+from .failure import LONGEST_LINE, Case, Failure, shown
 
 _SHARES_MEMORY = re.compile(r"custom_all_?reduce", re.IGNORECASE)
+_BUILDS_LINES = 400
+"""Lines of a build that are looked back at."""
+_BUILDS_ERROR = re.compile(r"(?:^|[:\s])(?:fatal )?error\s*: |undefined reference to ")
+_BUILDS_KILLED = re.compile(r"^(?:\S{1,100}: line \d+: +\d+ )?Killed\b|^FAILED: \[code=137\]")
 _READS_THE_MODEL = re.compile(r'File "[^"]{0,400}/(?:model_loader|transformers|tokenizers)/')
 _FILE = re.compile(r'\s*File "')
 _JSONS_OWN = re.compile(r'File "[^"]{0,400}/json/')
@@ -136,4 +141,47 @@ def broken_json(case: Case) -> Failure | None:
         f"A JSON file of the model cannot be read: {said[:300]}.",
         advice="Look at config.json, model.safetensors.index.json and the tokenizer's files (python -m json.tool "
         "FILE); fetch what is cut again.",
+    )
+
+
+def compile_error(case: Case) -> Failure:
+    return _not_compiled(case, next((group for group in case.match.groups() if group), ""))
+
+
+def compiler_killed(case: Case) -> Failure:
+    program = case.match.group(1) or case.match.group(2)
+    return _compiler_killed(case, f" ({program})")
+
+
+def build_stopped(case: Case) -> Failure:
+    """ninja's last line: what stopped the build is before it, in words that only a build's end makes an error."""
+    for line in case.before[-_BUILDS_LINES:]:
+        head = line.text[:LONGEST_LINE]
+        if line.stamped:
+            continue
+        if _BUILDS_KILLED.search(head):
+            return replace(_compiler_killed(case, ""), evidence=(shown(head),))
+        if _BUILDS_ERROR.search(head):
+            return replace(_not_compiled(case, head.strip()), evidence=(shown(head),))
+    return _not_compiled(case, "")
+
+
+def _not_compiled(case: Case, what: str) -> Failure:
+    return Failure(
+        "kernel_compile",
+        case.stage,
+        f"A kernel did not compile{f': {shown(what)[:300]}' if what else ''}.",
+        advice="See that CUDA's toolkit is of the version that the engine's packages are for (nvcc --version), and "
+        "install them again from their lock; or choose a backend that does not need this kernel.",
+    )
+
+
+def _compiler_killed(case: Case, program: str) -> Failure:
+    return Failure(
+        "host_memory",
+        case.stage,
+        f"The host ran out of memory while kernels were compiled: a compiler{program} was killed.",
+        advice="Compile with fewer jobs at once, for example MAX_JOBS=4 in the configuration's environment (a job is "
+        "some GB), or free host memory; look at the unit's MemoryMax.",
+        may_pass=True,
     )

@@ -275,6 +275,31 @@ class TestReportedFailures:
         build = ("RuntimeError: Ninja build failed. Ninja output:", "[1/2] /opt/nvcc -c a.cu", "FAILED: a.o", line)
         assert failure_of(crash(*build, "ninja: build stopped: subcommand failed.")).sentence == sentence
 
+    @pytest.mark.parametrize(
+        ("line", "kind", "words"),
+        [
+            ('/f/x.cu(12): error: identifier "foo" is undefined', "kernel_compile", 'identifier "foo" is undefined'),
+            ("/f/x.cpp:7:3: error: expected ';'", "kernel_compile", "expected ';'"),
+            ("ptxas error   : Entry function uses too much shared data", "kernel_compile", "too much shared data"),
+            ("/usr/bin/ld: x.o: undefined reference to `f'", "kernel_compile", "undefined reference to `f'"),
+            ("c++: fatal error: Killed signal terminated program cc1plus", "host_memory", "(cc1plus) was killed"),
+            ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "host_memory", "(cicc) was killed"),
+            ("Killed", "host_memory", "a compiler was killed"),
+            ("/tmp/x.s: fatal error: error writing to /tmp/cc.s: No space left on device", "disk_full", "disk is full"),
+        ],
+    )
+    @pytest.mark.parametrize("logged", [True, False])
+    def test_the_first_error_of_a_build_is_the_cause(self, line: str, kind: str, words: str, logged: bool) -> None:
+        """In the exception's text, or in the log before it."""
+        build = ("[1/2] /opt/nvcc -c x.cu", "FAILED: x.o", line, "1 error detected in the compilation of x.cu.",
+                 "ninja: build stopped: subcommand failed.")  # fmt: skip
+        log = "\n".join(build) + "\n" + crash("RuntimeError: Ninja build failed.")
+        failure = failure_of(log if logged else crash("RuntimeError: Ninja build failed. Ninja output:", *build))
+        assert (failure.kind, failure.may_pass) == (kind, kind in MAY_PASS)
+        assert words in failure.sentence
+        assert failure.evidence[0] == line
+        assert ("MAX_JOBS=4" in failure.advice) == (kind == "host_memory")
+
     def test_a_build_that_names_nothing_is_told_without_empty_brackets(self) -> None:
         assert failure_of(crash("ninja: build stopped: subcommand failed.")).sentence == "A kernel did not compile."
 
