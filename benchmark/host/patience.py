@@ -18,8 +18,8 @@ from .processes import Process
 from .settings import Settings
 
 HANG_SHARE = 0.2
-"""Of `quiet_seconds`: so long a start that looks like a hang is given before it is called one, and one that has had its
-time and does not work any more."""
+"""Of `quiet_seconds`: so long a start that looks like a hang is given before it is called one, one whose log names a
+failure before that is taken for its end, and one that has had its time and does not work any more."""
 _OTHER_STAGES_SECONDS = 900.0
 """Graphs, kernels and warm-up, which do not follow from the model's size."""
 _RATE_MARGIN = 3.0
@@ -109,6 +109,11 @@ def verdict(settings: Settings, name: str, start: dict[str, Any], stage: str, mo
             may_pass=False,
         )
     return None
+
+
+def settled(settings: Settings, start: dict[str, Any]) -> bool:
+    """Whether a start whose log says that a process ended is taken at its word: one that recovers moves again soon."""
+    return _quiet(start.get("signs") or {}) > settings.quiet_seconds * HANG_SHARE
 
 
 def time_limit(settings: Settings, start: dict[str, Any], model_bytes: int) -> tuple[float, str]:

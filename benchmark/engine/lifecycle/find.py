@@ -28,10 +28,12 @@ _READY = re.compile(r"server is fired up and ready", re.IGNORECASE)
 _FATAL_WHEN_READY = re.compile(
     r"hit an exception|sigquit|crashed with exit code|Fatal Python error|terminate called|core dumped", re.IGNORECASE
 )
+_ENDED = re.compile(
+    _FATAL_WHEN_READY.pattern + r"|already in use|died during initialization|Initialization failed|^Killed\b",
+    re.IGNORECASE,
+)
 _FATAL = re.compile(
-    _FATAL_WHEN_READY.pattern
-    + r"|Traceback \(most recent|\berror: (?:unrecognized|argument|ambiguous|the following|one of)|already in use"
-    r"|died during initialization|Initialization failed|^Killed\b",
+    _ENDED.pattern + r"|Traceback \(most recent|\berror: (?:unrecognized|argument|ambiguous|the following|one of)",
     re.IGNORECASE,
 )
 _SERIOUS = re.compile(
@@ -80,6 +82,11 @@ def _deadly_part(lines: Sequence[Line]) -> tuple[Sequence[Line], bool]:
         lines = lines[ready + 1 :]
     fatal = _FATAL if ready is None else _FATAL_WHEN_READY
     return lines, any(fatal.search(line.text[:LONGEST_LINE]) for line in lines)
+
+
+def says_its_end(lines: Sequence[Line]) -> bool:
+    """Whether a line is the last of a process of the engine; a traceback alone may have been caught."""
+    return any(_ENDED.search(line.text[:LONGEST_LINE]) for line in lines)
 
 
 def _serious(line: Line) -> bool:

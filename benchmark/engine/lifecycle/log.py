@@ -15,7 +15,7 @@ from typing import Any
 
 from ..nccl import transport
 from .failure import GIB, LONGEST_LINE, Failure, Line, shown
-from .find import failure_from_exit, find_failure
+from .find import failure_from_exit, find_failure, says_its_end
 
 STAGES = ("process", "distributed", "weights", "kv", "graphs", "kernels", "warmup", "ready")
 """In the order of a start; `kernels` (compiling) comes wherever it comes."""
@@ -99,6 +99,8 @@ class Lifecycle:
     transports: dict[str, int] = field(default_factory=dict)
     """NCCL's choice (P2P/CUMEM, P2P/IPC, SHM, NET) -> channels."""
     failure: Failure | None = None
+    fatal: bool = False
+    """Whether a process of the engine says that it ended, and not only that something failed in it."""
     last_lines: tuple[str, ...] = ()
 
 
@@ -137,12 +139,14 @@ def read_log(text: str) -> Lifecycle:
     if any(line.text.strip() for line in lines):
         reached.setdefault("process", None if first is None else 0.0)
     stages = tuple((name, reached[name]) for name in sorted(reached, key=STAGES.index))
+    failure = find_failure(interesting, figures)
     return Lifecycle(
         stage=whole or "process",
         stages=stages,
         figures=figures,
         transports=transports,
-        failure=find_failure(interesting, figures),
+        failure=failure,
+        fatal=failure is not None and says_its_end(interesting),
         last_lines=tuple(shown(line.text) for line in [line for line in lines if line.text.strip()][-LAST_LINES:]),
     )
 
