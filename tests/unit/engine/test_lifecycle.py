@@ -182,7 +182,8 @@ class TestCapturedFailures:
 
 
 MAY_PASS = {
-    "blocked_by_others", "internal_port_taken", "nccl", "shared_memory", "disk_full", "host_memory", "crash",
+    "blocked_by_others", "internal_port_taken", "nccl", "shared_memory", "gpu_fault", "disk_full", "host_memory",
+    "crash",
 }  # fmt: skip
 
 
