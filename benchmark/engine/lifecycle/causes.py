@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from . import memory, special
+from . import memory, special, widths
 from .failure import Builder, plain
 
 # In the order of their trust where one line fits several.
@@ -65,23 +65,14 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
     (re.compile(r"^\s*assert self\.cpu_group is not None"), special.group_missing),
     (
         re.compile(r"invalid device ordinal|GPU device may be out of range", re.IGNORECASE),
-        plain(
-            "too_few_gpus",
-            "The configuration takes more GPUs than the engine can see.",
-            "tp x pp (x dp) GPUs are needed; look at CUDA_VISIBLE_DEVICES and at nvidia-smi -L.",
-            stage="distributed",
-        ),
+        widths.too_few_gpus,
     ),
     (
         re.compile(
             r"must be (?:an? )?divisible|is not divisible by|please make sure \(.*\) ?% ?\w+(?:=\d+)? == 0",
             re.IGNORECASE,
         ),
-        plain(
-            "does_not_divide",
-            "The engine refuses the split: a width does not divide what it splits.",
-            "The evidence names the two numbers; choose widths that divide.",
-        ),
+        widths.does_not_divide,
     ),
     (
         re.compile(

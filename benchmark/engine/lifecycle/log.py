@@ -79,7 +79,7 @@ _CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? ?:.* via (\S+)")
 _FEW_ARGUMENTS = re.compile(
     r"\b(model_path|host|port|tp_size|pp_size|ep_size|dp_size|nnodes|mem_fraction_static|chunked_prefill_size"
     r"|max_running_requests|context_length|attention_backend|cuda_graph_max_bs|disable_cuda_graph|moe_runner_backend"
-    r"|moe_a2a_backend|kv_cache_dtype|load_format|quantization)=('[^']{0,300}'|-?[\w.]+)"
+    r"|moe_a2a_backend|kv_cache_dtype|load_format|quantization|page_size|enable_dp_attention)=('[^']{0,300}'|-?[\w.]+)"
 )
 _QUIET = ("Decode batch", "Prefill batch", '"GET /', '"POST /')
 """Lines that come by the thousand and tell nothing of a start."""

@@ -20,12 +20,15 @@ _JSONS_OWN = re.compile(r'File "[^"]{0,400}/json/')
 
 def port(case: Case) -> Failure:
     port = case.match.group(1) or case.setting("port") or "its port"
+    number = int(port) if str(port).isdecimal() else 0
+    another = f", for example {number + 1 if number < 65535 else number - 1}" if number else ""
     return Failure(
         "port_taken",
         "warmup",
         f"Port {port} is in use by another process. The engine loaded the model first, and now neither serves nor "
         "exits.",
-        advice=f"Stop what listens on {port} (ss -ltnp), or set another port. This engine must be killed.",
+        advice=f"Stop what listens on {port} (ss -ltnp), or set sglang_service_port to another{another}. This engine "
+        "must be killed.",
         may_pass=True,
     )
 

@@ -148,7 +148,7 @@ class TestCapturedFailures:
         [
             ("bad_flag", "unrecognized arguments: --no-such-flag 1", "--no-such-flag"),
             ("ep_not_dividing", "ZeroDivisionError", "tp 1, ep 2"),
-            ("tp2_one_gpu", "invalid device ordinal", "more GPUs"),
+            ("tp2_one_gpu", "invalid device ordinal", "takes 2 GPUs (tp 2 x pp 1), more than the engine can see"),
             ("oom_weights", "Tried to allocate 21.00 GiB", "11.57 GiB of 139.80 GiB were free"),
             ("oom_kv", "Please try to increase --mem-fraction-static", "weights take 5.06 of 139.13 GiB"),
             ("graph_oom", "torch.OutOfMemoryError", "20.00 MiB on GPU 0"),
@@ -173,6 +173,11 @@ class TestCapturedFailures:
         assert running.advice.startswith(
             "Lower --mem-fraction-static from 0.97 to 0.93, or --chunked-prefill-size from 131072 to 8192"
         )
+
+    def test_a_split_over_too_many_gpus_and_a_port_that_is_taken_get_the_next_in_numbers(self) -> None:
+        gpus, port = (read(f"failures/{name}.log").failure for name in ("tp2_one_gpu", "port_taken"))
+        assert gpus and gpus.advice.endswith("or take fewer (--tp-size 1).")
+        assert port and "sglang_service_port to another, for example 30002" in port.advice
 
     def test_weights_that_do_not_fit_ask_for_more_gpus_and_leave_the_fraction_alone(self) -> None:
         failure = read("failures/oom_weights.log").failure
@@ -442,6 +447,34 @@ class TestReportedFailures:
             )
         )
         assert (failure.kind, failure.may_pass) == ("does_not_divide", False)
+        # 1536 / 8 = 192 is one block of 128 and a half; 1536 / 4 = 384 is three: moe_tp 4 is tp 8 by ep 2.
+        assert failure.sentence == "The engine refuses the split: 1536 / 8 is no multiple of 128."
+        assert "a larger --ep-size, for example 2:" in failure.advice
+
+    @pytest.mark.parametrize(
+        ("line", "sentence", "advice"),
+        [
+            # 96 x 4 = 384 = 3 x 128: two ranks a stage, and ep 8 no longer fits into them.
+            ("ValueError: Weight output_partition_size = 96 is not divisible by weight quantization block_n = 128.",
+             "a rank's part of 96 is no multiple of 128", "4 times less: --tp-size 2 --ep-size 2 --pp-size 4."),
+            ("AssertionError: Attention heads 64 must be divisible by tensor parallel size 3",
+             "3 does not divide 64", "divides 64: 2 or 4."),
+            ("AssertionError: 60 is not divisible by 8", "8 does not divide 60", "divides 60: 6 or 10."),
+            ("AssertionError: chunked_prefill_size must be divisible by page_size",
+             "chunked_prefill_size 8192 is no multiple of page_size 60", "--chunked-prefill-size that is a multiple of "
+             "60, for example 8220."),
+            ("AssertionError: tp_size must be divisible by dp_size", "tp_size 8 is no multiple of dp_size 3",
+             "Use a --dp-size that divides 8: 2 or 4."),
+            ("AssertionError: 0 is not divisible by 0", "a width does not divide what it splits", "choose widths"),
+            ("AssertionError: num_heads must be divisible by width", "a width does not divide", "choose widths"),
+        ],
+    )  # fmt: skip
+    def test_a_split_that_does_not_divide_is_told_with_one_that_does(self, line, sentence, advice) -> None:
+        log = crash(line).replace("ep_size=8", "ep_size=8, page_size=60, dp_size=3")
+        failure = failure_of(log)
+        assert failure.kind == "does_not_divide"
+        assert sentence in failure.sentence
+        assert advice in failure.advice
 
     def test_the_newer_words_for_no_room_name_the_least_fraction_themselves(self) -> None:
         failure = failure_of(
