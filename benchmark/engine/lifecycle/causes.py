@@ -343,6 +343,7 @@ CONSEQUENCES: tuple[tuple[re.Pattern[str], Builder], ...] = (
         ),
     ),
     (re.compile(r"Error building extension '([^']{1,100})'"), special.compile_error),
+    (re.compile(r"^Fatal Python error: (.+)"), special.fatal_error),
     (re.compile(r"Subprocess scheduler_?(\d*) \(pid=(\d+)\) crashed with exit code (-?\d+)"), special.killed),
     (re.compile(r"Rank (\d+) scheduler died during initialization \(exit code: (-?\d+)\)"), special.rank_died),
 )

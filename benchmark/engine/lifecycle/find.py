@@ -12,12 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from .causes import CAUSES, CONSEQUENCES
-from .failure import LONGEST_LINE, Case, Failure, Line, shown
+from .failure import FRAME, LONGEST_LINE, Case, Failure, Line, shown
 from .memory import place
 
 _EVIDENCE_LINES = 12
 _FURTHEST_BLOCK = 400
 """Lines of one traceback that are read at most."""
+_FURTHEST_AFTER = 2000
+"""Lines behind a cause that are read at most: the frames of all threads of a process."""
 
 _IGNORED = re.compile(
     r"Ignore import error|UserWarning|FutureWarning|DeprecationWarning|server_args=|^\s*warnings\.warn"
@@ -44,7 +46,6 @@ _REFUSALS = r"(?:ValueError|AssertionError|NotImplementedError|ZeroDivisionError
 """What the engine raises for a configuration it cannot run; the same start would raise it again."""
 _MISTAKES = r"(?:TypeError|KeyError|AttributeError|IndexError)"
 """What code raises that was not written for what it got: a refusal only where the engine reads its settings."""
-_FRAME = re.compile(r'^\s*File "([^"]{1,400})", line (\d{1,7})')
 _ENGINES_OWN = re.compile(r"/(?:sglang|sgl_kernel|transformers)/")
 _READS_SETTINGS = re.compile(r"/(?:server_args|arg_groups|configs?|configuration_\w+|model_config)(?:\.py$|/)")
 _WHERE = {"distributed": " while its ranks met", "weights": " while loading weights", "kv": " at the KV pool",
@@ -67,7 +68,7 @@ def find_failure(lines: Sequence[Line], figures: Mapping[str, Any]) -> Failure |
                 if not (match := pattern.search(head)):
                     continue
                 block = _block(lines, number)
-                if failure := build(Case(line, match, block, figures, lines[:number])):
+                if failure := build(Case(line, match, block, figures, lines[:number], _after(lines, number))):
                     return _with_evidence(failure, line, block)
     return _unnamed(lines)
 
@@ -95,6 +96,10 @@ def _serious(line: Line) -> bool:
         return True
     head = line.text[:LONGEST_LINE]
     return bool(_SERIOUS.search(head)) and not re.match(r"(?:WARNING|INFO)\b", head)
+
+
+def _after(lines: Sequence[Line], number: int) -> Sequence[Line]:
+    return lines[number + 1 : number + 1 + _FURTHEST_AFTER]
 
 
 def _block(lines: Sequence[Line], number: int) -> list[str]:
@@ -158,7 +163,7 @@ def _traceback_failure(first: Line, last: str, block: Sequence[str]) -> Failure:
 
 def _innermost(block: Sequence[str]) -> tuple[str, str]:
     """(file, line) of the frame that raised; empty where the block shows none."""
-    frames = [found for text in block if (found := _FRAME.match(text[:LONGEST_LINE]))]
+    frames = [found for text in block if (found := FRAME.match(text[:LONGEST_LINE]))]
     return (frames[-1].group(1), frames[-1].group(2)) if frames else ("", "")
 
 

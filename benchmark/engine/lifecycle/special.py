@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
-from .failure import LONGEST_LINE, Case, Failure, shown
+from .failure import FRAME, LONGEST_LINE, Case, Failure, Line, shown
+from .memory import place
 
 _SHARES_MEMORY = re.compile(r"custom_all_?reduce", re.IGNORECASE)
 _BUILDS_LINES = 400
 """Lines of a build that are looked back at."""
 _BUILDS_ERROR = re.compile(r"(?:^|[:\s])(?:fatal )?error\s*: |undefined reference to ")
 _BUILDS_KILLED = re.compile(r"^(?:\S{1,100}: line \d+: +\d+ )?Killed\b|^FAILED: \[code=137\]")
-_READS_THE_MODEL = re.compile(r'File "[^"]{0,400}/(?:model_loader|transformers|tokenizers)/')
-_FILE = re.compile(r'\s*File "')
-_JSONS_OWN = re.compile(r'File "[^"]{0,400}/json/')
+_FATAL_ERROR = "Fatal Python error: "
+_THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]{1,16}\b")
+_NATIVE_CODE = (
+    "Native code failed: look for Xid lines (journalctl -k | grep -i xid) and for a core file (coredumpctl); where it "
+    "comes back, choose another backend for what was running."
+)
+_READS_THE_MODEL = re.compile(r'^\s*File "[^"]{0,400}/(?:model_loader|transformers|tokenizers)/')
+_JSONS_OWN = re.compile(r'^\s*File "[^"]{0,400}/json/')
 
 
 def port(case: Case) -> Failure:
@@ -33,18 +40,64 @@ def port(case: Case) -> Failure:
     )
 
 
-def killed(case: Case) -> Failure:
+def killed(case: Case) -> Failure | None:
+    """A scheduler that is gone without a word; None where its word is elsewhere in the log."""
     number, pid, code = case.match.groups()
+    if _raised(case) or any(line.text.startswith(_FATAL_ERROR) for line in case.after):
+        return None
     signalled = code.startswith("-")
     how = f"was killed by signal {code[1:]}" if signalled else f"ended with exit code {code}"
+    advice = {
+        "-9": "Look in the kernel's log for the out-of-memory killer (journalctl -k | grep -i oom) and for Xid lines; "
+        "then try again.",
+        "-15": "Look who stops it: a service manager, a shutdown, a person.",
+    }
     return Failure(
-        "killed" if signalled and code in ("-9", "-15") else "crash",
+        "killed" if code in advice else "crash",
         case.stage,
         f"Scheduler {number} (pid {pid}) {how} and left no traceback.",
-        advice="Look in the kernel's log for the out-of-memory killer (journalctl -k | grep -i oom) and for Xid lines; "
-        "then try again.",
+        advice=advice.get(code, _NATIVE_CODE if signalled else "Read the lines of that rank."),
         may_pass=True,
     )
+
+
+def fatal_error(case: Case) -> Failure | None:
+    """Python's own word of a signal, and where each thread was: its frames, the innermost first."""
+    signal = case.match.group(1).strip()[:100]
+    if signal == "Aborted" and _raised(case):
+        return None  # C++ ends a process that its exception leaves; Python has told that one before
+    frames = _threads_frames(case.after)
+    found = FRAME.match(frames[0]) if frames else None
+    where = f" in {found.group(1)}:{found.group(2)}" if found else ""
+    mapped = "A mapped file was cut short, or /dev/shm is full (df /dev/shm). " if signal == "Bus error" else ""
+    return Failure(
+        "crash",
+        place(replace(case, block=frames)),
+        f"The engine crashed ({signal}){where}.",
+        (shown(case.line.text), *(shown(frame) for frame in frames)),
+        mapped + _NATIVE_CODE,
+        may_pass=True,
+    )
+
+
+def _raised(case: Case) -> bool:
+    return any("hit an exception" in line.text for line in case.before)
+
+
+def _threads_frames(lines: Sequence[Line]) -> list[str]:
+    """Of the thread that got the signal, else of the first that is told."""
+    threads: list[tuple[bool, list[str]]] = []
+    for line in lines:
+        head = line.text[:LONGEST_LINE]
+        if line.stamped or not head.strip():
+            continue
+        if found := _THREAD.match(head):
+            threads.append((found.group(1) == "Current thread", []))
+        elif threads and FRAME.match(head):
+            threads[-1][1].append(head)
+        elif threads:
+            break
+    return next((frames for current, frames in threads if current), threads[0][1] if threads else [])
 
 
 def rank_died(case: Case) -> Failure:
@@ -135,7 +188,7 @@ def no_model(case: Case) -> Failure:
 
 def broken_json(case: Case) -> Failure | None:
     """JSON that ends too early is the model's where its loader reads it; settings are JSON as well."""
-    frames = [text for text in case.block if _FILE.match(text) and not _JSONS_OWN.search(text)]
+    frames = [text for text in case.block if FRAME.match(text[:LONGEST_LINE]) and not _JSONS_OWN.search(text)]
     if not frames or not _READS_THE_MODEL.search(frames[-1]):
         return None
     said = (case.match.group(1) or case.match.group(2)).strip()

@@ -513,6 +513,43 @@ class TestReportedFailures:
         assert (failure.kind, failure.may_pass) == ("killed", True)
         assert "out-of-memory killer" in failure.sentence
 
+    READY = "[2026-11-29 11:50:30] The server is fired up and ready to roll!\n"
+    SEGMENTATION_FAULT = (
+        "Fatal Python error: Segmentation fault\n\n"
+        "Thread 0x00007f0000000001 (most recent call first):\n"
+        '  File "/usr/lib/python3.12/threading.py", line 359 in wait\n\n'
+        "Current thread 0x00007f0000000002 (most recent call first):\n"
+        '  File "/opt/sglang/srt/layers/moe/fused_moe.py", line 77 in forward\n'
+        '  File "/opt/sglang/srt/managers/scheduler.py", line 12 in event_loop_overlap\n\n'
+        "Extension modules: numpy._core (total: 1)\n"
+    )
+    CRASHED = "[2026-11-29 11:50:31] Subprocess scheduler_2 (pid=12) crashed with exit code {}. Triggering SIGQUIT\n"
+
+    def test_a_crash_of_native_code_is_told_with_the_frames_of_its_thread(self) -> None:
+        noticed = self.CRASHED.format(-11)
+        for log in (self.SEGMENTATION_FAULT + noticed, noticed + self.SEGMENTATION_FAULT):
+            failure = failure_of(self.READY + log)
+            assert (failure.kind, failure.stage, failure.may_pass) == ("crash", "ready", True)
+            where = "/opt/sglang/srt/layers/moe/fused_moe.py:77"
+            assert failure.sentence == f"The engine crashed (Segmentation fault) in {where}."
+            assert failure.evidence[0] == "Fatal Python error: Segmentation fault"
+            assert failure.evidence[1].endswith("line 77 in forward") and len(failure.evidence) == 3
+            assert "out-of-memory" not in failure.advice
+
+    @pytest.mark.parametrize(("code", "kind"), [(-9, "killed"), (-15, "killed"), (-11, "crash"), (-6, "crash")])
+    def test_the_memory_killer_is_named_for_signal_9_alone(self, code: int, kind: str) -> None:
+        failure = failure_of(self.CRASHED.format(code))
+        assert (failure.kind, failure.may_pass) == (kind, True)
+        assert ("out-of-memory killer" in failure.advice) == (code == -9)
+
+    @pytest.mark.parametrize("code", [-6, -9])
+    def test_an_abort_that_follows_from_an_exception_is_told_as_that(self, code: int) -> None:
+        aborted = "terminate called after throwing an instance of 'c10::Error'\nFatal Python error: Aborted\n"
+        line = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+        failure = failure_of(crash(line) + aborted + self.CRASHED.format(code))
+        assert failure.kind == "crash"
+        assert failure.evidence[0] == line
+
     def test_a_collective_that_timed_out(self) -> None:
         failure = failure_of(
             crash("RuntimeError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)")
