@@ -102,6 +102,8 @@ class Lifecycle:
     fatal: bool = False
     """Whether a process of the engine says that it ended, and not only that something failed in it."""
     last_lines: tuple[str, ...] = ()
+    lines: int = 0
+    """How many tell of the engine: without those of requests and batches."""
 
 
 def read_log(text: str) -> Lifecycle:
@@ -148,6 +150,7 @@ def read_log(text: str) -> Lifecycle:
         failure=failure,
         fatal=failure is not None and says_its_end(interesting),
         last_lines=tuple(shown(line.text) for line in [line for line in lines if line.text.strip()][-LAST_LINES:]),
+        lines=sum(1 for line in interesting if line.text.strip()),
     )
 
 

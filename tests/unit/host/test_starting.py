@@ -41,55 +41,73 @@ class Unit:
 
 
 @pytest.fixture
-def settings(tmp_path, monkeypatch):
+def watched(tmp_path, monkeypatch):
+    """What a second look says of a start whose log holds `text`, so many seconds after the first one.
+
+    Meanwhile the log got `then`, and GPU 0 so many GiB.
+    """
+    settings = Settings(state=tmp_path, unit_directory=tmp_path, start_seconds=3600, quiet_seconds=600)
     monkeypatch.setattr(engine_http, "health", lambda _: "refused")
-    monkeypatch.setattr(gpus, "activity", lambda _: [])
-    return Settings(state=tmp_path, unit_directory=tmp_path, start_seconds=3600, quiet_seconds=600)
+
+    def looked_at(text, *, quiet, began=300, then="", gpu=0):
+        devices = []
+        monkeypatch.setattr(gpus, "activity", lambda _: devices)
+        manager = Unit(tmp_path / "log")
+        manager.path.write_text(text)
+        now = clock.mark()
+        start = {"began": now | {"seconds": now["seconds"] - began}, "log_offset": 0, "signs": {"gpu_bytes": 0}}
+        state = {"configuration": "ep4", "start": start, "phase": "starting"}
+        switch._watch(settings, manager, state)
+        assert state["phase"] == "starting"
+        for mark in {"moved", "worked", "told"} & set(start["signs"]):
+            start["signs"][mark]["seconds"] -= quiet
+        manager.path.write_text(text + then)
+        devices.append(
+            gpus.Busy(index=0, used_bytes=gpu << 30, utilization_percent=0, power_watts=100, power_limit_watts=600)
+        )
+        switch._watch(settings, manager, state)
+        assert manager.stopped == (["sglang-ep4"] if state["phase"] == "failed" else [])
+        return state.get("failure")
+
+    return looked_at
 
 
-def watched(settings, text, *, quiet, began=300, idle=None):
-    """What a look says of a start whose log holds `text`, and has not grown for so many seconds."""
-    manager = Unit(settings.state / "log")
-    manager.path.write_text(text)
-    now = clock.mark()
-    ago = {seconds: now | {"seconds": now["seconds"] - seconds} for seconds in (quiet, began, idle or quiet)}
-    signs = {"moved": ago[quiet], "worked": ago[idle or quiet], "log_bytes": len(text), "asked": now}
-    start = {"began": ago[began], "log_offset": 0, "signs": signs}
-    state = {"configuration": "ep4", "start": start, "phase": "starting"}
-    switch._watch(settings, manager, state)
-    assert manager.stopped == (["sglang-ep4"] if state["phase"] == "failed" else [])
-    return state.get("failure")
-
-
-def test_it_ends_with_that_failure_when_nothing_moves_any_more(settings):
+def test_it_ends_with_that_failure_when_nothing_moves_any_more(watched):
     """A fifth of quiet_seconds are 120 s."""
-    failure = watched(settings, GRAPHS + OUT_OF_MEMORY, quiet=121)
+    failure = watched(GRAPHS + OUT_OF_MEMORY, quiet=121)
     assert (failure["kind"], failure["stage"], failure["may_pass"]) == ("out_of_memory_graphs", "graphs", False)
     assert "Tried to allocate 2.00 GiB" in failure["evidence"][0]
 
 
-def test_one_that_may_recover_from_it_is_waited_for(settings):
-    assert watched(settings, GRAPHS + OUT_OF_MEMORY, quiet=119) is None
-    assert watched(settings, GRAPHS + OUT_OF_MEMORY + "[2026-11-29 11:00:50 TP0] Capturing again\n", quiet=1) is None
+def test_one_that_may_recover_from_it_is_waited_for(watched):
+    assert watched(GRAPHS + OUT_OF_MEMORY, quiet=119) is None
+    assert watched(GRAPHS + OUT_OF_MEMORY, quiet=121, then="[2026-11-29 11:00:50] Capturing again\n") is None
+    assert watched(GRAPHS + OUT_OF_MEMORY, quiet=121, gpu=9) is None
 
 
-def test_a_traceback_that_somebody_caught_ends_nothing(settings):
+def test_what_a_server_writes_for_whoever_asks_it_is_no_recovery(watched):
+    asked = '[2026-11-29 11:00:50] INFO:     127.0.0.1:4 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
+    assert watched(GRAPHS + OUT_OF_MEMORY, quiet=121, then=asked)["kind"] == "out_of_memory_graphs"
+
+
+def test_a_traceback_that_somebody_caught_ends_nothing(watched):
     """No process says that it ended, and the start has gone on since: it only stands still, and may pass."""
     caught = 'Traceback (most recent call last):\n  File "x.py", line 1, in y\nModuleNotFoundError: No module named z\n'
     head, graphs = GRAPHS.splitlines(keepends=True)
-    assert watched(settings, head + caught + graphs, quiet=121) is None
-    assert watched(settings, head + caught + graphs, quiet=601)["kind"] == "start_stalled"
+    assert watched(head + caught + graphs, quiet=121) is None
+    assert watched(head + caught + graphs, quiet=601)["kind"] == "start_stalled"
     # Nothing came after it.
-    assert watched(settings, head + caught, quiet=601)["kind"] == "package_missing"
+    assert watched(head + caught, quiet=601)["kind"] == "package_missing"
 
 
-def test_at_its_limit_the_log_has_the_word(settings):
+def test_at_its_limit_the_log_has_the_word(watched):
     """Past its time without work, while its log still grows."""
-    failure = watched(settings, GRAPHS + OUT_OF_MEMORY, quiet=1, began=3601, idle=121)
+    more = "[2026-11-29 11:00:50 TP1] still here\n"
+    failure = watched(GRAPHS + OUT_OF_MEMORY, quiet=121, began=3601, then=more)
     assert failure["kind"] == "out_of_memory_graphs"
-    assert watched(settings, GRAPHS, quiet=1, began=3601, idle=121)["kind"] == "start_too_slow"
+    assert watched(GRAPHS, quiet=121, began=3601, then=more)["kind"] == "start_too_slow"
 
 
-def test_where_the_log_names_nothing_it_stands_still_after_all_of_its_time(settings):
-    assert watched(settings, GRAPHS, quiet=121) is None
-    assert watched(settings, GRAPHS, quiet=601)["kind"] == "start_stalled"
+def test_where_the_log_names_nothing_it_stands_still_after_all_of_its_time(watched):
+    assert watched(GRAPHS, quiet=121) is None
+    assert watched(GRAPHS, quiet=601)["kind"] == "start_stalled"
