@@ -63,6 +63,7 @@ def _fault(settings: Settings, start: dict[str, Any], seen: Lifecycle) -> Failur
         f"A GPU failed: {found[0].told}.",
         tuple(lines)[:_LINES],
         "Reset it (nvidia-smi --gpu-reset -i GPU), or reboot the host; then playbooks/preflight.yml.",
+        may_pass=True,
     )
 
 

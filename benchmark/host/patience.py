@@ -18,8 +18,8 @@ from .processes import Process
 from .settings import Settings
 
 HANG_SHARE = 0.2
-"""Of `quiet_seconds`: so long a start that looks like a hang is given before it is called one, and one that has had its
-time and does not work any more."""
+"""Of `quiet_seconds`: so long a start that looks like a hang is given before it is called one, one whose log names a
+failure before that is taken for its end, and one that has had its time and does not work any more."""
 _OTHER_STAGES_SECONDS = 900.0
 """Graphs, kernels and warm-up, which do not follow from the model's size."""
 _RATE_MARGIN = 3.0
@@ -37,9 +37,11 @@ class Verdict(msgspec.Struct, frozen=True):
     may_pass: bool = True
 
 
-def note(settings: Settings, start: dict[str, Any], log: Path, processes: list[Process]) -> None:
+def note(
+    settings: Settings, start: dict[str, Any], log: Path, processes: list[Process], *, ended: bool = False
+) -> None:
     """Put into `start["signs"]` what can be seen now, when it last moved, and when it last worked, which is without its
-    log; of GPUs, `start["gpus"]` alone."""
+    log; of GPUs, `start["gpus"]` alone. `ended`: its log says that a process of it did, so that its work counts."""
     signs = start.setdefault("signs", {"moved": clock.mark()})
     signs.setdefault("worked", clock.mark())
     size, read = _size(log), _bytes_read(processes)
@@ -48,7 +50,7 @@ def note(settings: Settings, start: dict[str, Any], log: Path, processes: list[P
         works, signs["read_bytes"], signs["most_read_bytes"] = True, sum(read), max(read)
     moved = works or size != signs.get("log_bytes")
     signs |= {"log_bytes": size, "compiling": compiling}
-    late = settings.start_seconds < clock.since(start.get("began")) < float("inf")
+    late = ended or settings.start_seconds < clock.since(start.get("began")) < float("inf")
     # Asking the driver costs a process; what moves by itself is not asked, unless it has to work by now.
     still = not works if late else not moved
     silence = _idle(signs) if late else _quiet(signs)
@@ -109,6 +111,19 @@ def verdict(settings: Settings, name: str, start: dict[str, Any], stage: str, mo
             may_pass=False,
         )
     return None
+
+
+def settled(settings: Settings, start: dict[str, Any], lines: int) -> bool:
+    """Whether a start whose log says that a process ended is taken at its word: one that recovers works again soon, or
+    its log tells of it.
+
+    Args:
+        lines: of the log, without those of requests, which a server goes on to write for whoever asks it.
+    """
+    signs = start.setdefault("signs", {})
+    if signs.get("lines") != lines:
+        signs |= {"lines": lines, "told": clock.mark()}
+    return min(_idle(signs), clock.since(signs["told"])) > settings.quiet_seconds * HANG_SHARE
 
 
 def time_limit(settings: Settings, start: dict[str, Any], model_bytes: int) -> tuple[float, str]:

@@ -72,9 +72,10 @@ def _stop_units(
         if now - progress["killed_at"] > _KILL_SECONDS and left:
             raise StuckError(
                 "process_survives",
-                f"{left[0]} is still there {_KILL_SECONDS:g} s after SIGKILL.",
+                f"Blocked by {left[0]}, which is still there {_KILL_SECONDS:g} s after SIGKILL.",
                 "It waits in the kernel, often for a GPU in trouble: look at `dmesg | grep Xid`; a reboot ends it.",
                 [str(process) for process in left],
+                may_pass=True,
             )
     return f"{', '.join(running) or 'processes of ' + ', '.join(units)} to end"
 

@@ -210,7 +210,7 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
     seen = lifecycle.read_log(text)
     start, elapsed = state["start"], clock.since(state["start"].get("began"))
     _note_stages(start, seen, elapsed)
-    patience.note(settings, start, manager.log(unit), manager.processes(unit))
+    patience.note(settings, start, manager.log(unit), manager.processes(unit), ended=seen.fatal)
     state["waiting_for"] = patience.told(state["configuration"], start, seen.stage, seen.figures.get("weights_percent"))
     restarts_in_vain = service.restarts > 0 and "ready_seconds" not in state["start"]
     if not service.running or restarts_in_vain:
@@ -240,8 +240,14 @@ def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
             return
         state["waiting_for"] = f"{state['configuration']} to generate a token ({refusal})"
     weights = patience.model_bytes((seen.figures.get("server_args") or {}).get("model_path", ""))
-    if over := patience.verdict(settings, state["configuration"], start, seen.stage, weights):
-        manager.stop(unit)
+    over = patience.verdict(settings, state["configuration"], start, seen.stage, weights)
+    if over is None and not (seen.fatal and patience.settled(settings, start, seen.lines)):
+        return
+    manager.stop(unit)
+    # What the log names explains why nothing moves, unless the start has gone on since.
+    if seen.failure is not None and (seen.fatal or seen.failure.stage == seen.stage):
+        _fail_from(state, seen.failure, "", seen)
+    elif over is not None:
         _fail(state, over.kind, seen.stage, over.sentence, over.advice, list(seen.last_lines), over.may_pass)
 
 

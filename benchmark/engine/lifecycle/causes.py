@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from . import memory, special
+from . import memory, special, widths
 from .failure import Builder, plain
 
 # In the order of their trust where one line fits several.
@@ -65,23 +65,14 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
     (re.compile(r"^\s*assert self\.cpu_group is not None"), special.group_missing),
     (
         re.compile(r"invalid device ordinal|GPU device may be out of range", re.IGNORECASE),
-        plain(
-            "too_few_gpus",
-            "The configuration takes more GPUs than the engine can see.",
-            "tp x pp (x dp) GPUs are needed; look at CUDA_VISIBLE_DEVICES and at nvidia-smi -L.",
-            stage="distributed",
-        ),
+        widths.too_few_gpus,
     ),
     (
         re.compile(
             r"must be (?:an? )?divisible|is not divisible by|please make sure \(.*\) ?% ?\w+(?:=\d+)? == 0",
             re.IGNORECASE,
         ),
-        plain(
-            "does_not_divide",
-            "The engine refuses the split: a width does not divide what it splits.",
-            "The evidence names the two numbers; choose widths that divide.",
-        ),
+        widths.does_not_divide,
     ),
     (
         re.compile(
@@ -98,21 +89,24 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
     (
         re.compile(
             r"SafetensorError: (.+)|(incomplete metadata, file not fully covered)|(PytorchStreamReader failed.+)"
-            r"|(Error while deserializing header.+)",
+            r"|(Error while deserializing header.+)"
+            r"|looks like the config file at '([^']{1,300})' is not a valid JSON file",
             re.IGNORECASE,
         ),
         plain(
             "model_corrupt",
-            "A file of the model cannot be read: {0}{1}{2}{3}.",
+            "A file of the model cannot be read: {0}{1}{2}{3}{4}.",
             "Compare the files with model.safetensors.index.json and their checksums; fetch what is short again.",
             stage="weights",
         ),
     ),
+    (re.compile(r"^(?:json\.decoder\.)?JSONDecodeError: (.+)|^Exception: (EOF while parsing .+)"), special.broken_json),
     (
         re.compile(
             r"HFValidationError: |is not a local folder and is not a valid model identifier"
             r"|^OSError: (?:Repo id must be|.* does not appear to have|Can't load|We couldn't connect)"
             r"|LocalEntryNotFoundError|OfflineModeIsEnabled|Cannot find any model weights|RepositoryNotFoundError"
+            r"|Following weights were not initialized from checkpoint"
             # Without quotes as safetensors prints it since 0.8, with double ones before.
             r"|GatedRepoError|No such file or directory: [\"']?[^\"']*(?:config\.json|tokenizer|\.safetensors)",
         ),
@@ -134,14 +128,16 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
     (
         re.compile(
             r"No CUDA GPUs are available|no CUDA-capable device|CUDA error: (?:initialization error"
-            r"|unknown error|system not yet initialized)|cuInit.*failed|Found no NVIDIA driver",
+            r"|unknown error|system not yet initialized)|cuInit.*failed|Found no NVIDIA driver"
+            # Error 304, of a unit that hides /proc.
+            r"|OS call failed or operation not supported on this OS",
             re.IGNORECASE,
         ),
         plain(
             "no_gpu",
             "The engine sees no usable GPU.",
             "Look at nvidia-smi as the service's user, CUDA_VISIBLE_DEVICES, and the unit's device settings "
-            "(PrivateDevices, DeviceAllow).",
+            "(PrivateDevices, DeviceAllow, ProcSubset).",
         ),
     ),
     (
@@ -155,22 +151,42 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
     ),
     (
         re.compile(
-            # As Python says it, as a shell does (`/bin/sh: 1: ninja: not found`), as PyTorch does.
+            # As Python says it, as a shell does (`/bin/sh: 1: ninja: not found`), as PyTorch and Triton do.
             r"(?:No such file or directory: '([^']*(?:ninja|nvcc|gcc|g\+\+)[^']*)'"
             r"|(?<![\w./+-])((?:[\w./+-]{0,300}/)?(?:ninja|nvcc|ptxas|cicc|gcc|[gc]\+\+))(?:: command|:)? not found"
-            r"|(Ninja) is required|Could not find (nvcc))",
+            r"|(Ninja) is required|Could not find (nvcc)|Cannot find (ptxas))",
             re.IGNORECASE,
         ),
         plain(
             "kernel_tool_missing",
-            "A tool to build kernels is missing: {0}{1}{2}{3}.",
+            "A tool to build kernels is missing: {0}{1}{2}{3}{4}.",
             "Put the venv's bin and CUDA's bin on the unit's PATH and set CUDA_HOME; check it with that environment.",
         ),
     ),
     (
+        re.compile(r"Error: Failed to find C compiler"),
+        plain(
+            "kernel_tool_missing",
+            "A tool to build kernels is missing: Triton finds no C compiler.",
+            "Install gcc on the host, or set CC in the configuration's environment.",
+        ),
+    ),
+    (
+        re.compile(r"Error: CUDA_HOME environment variable is not set"),
+        plain(
+            "kernel_tool_missing",
+            "A tool to build kernels is missing: CUDA_HOME is not set, so nvcc is not found.",
+            "Set CUDA_HOME to CUDA's folder (the role cuda installs it), and put its bin on the unit's PATH.",
+        ),
+    ),
+    (
+        # As gcc says it of what it started, as nvcc does.
+        re.compile(r"Killed signal terminated program (\S{1,100})|'([^']{1,100})' died due to signal 9"),
+        special.compiler_killed,
+    ),
+    (
         re.compile(
-            r"cannot find -l(\w+)|fatal error: (\S+): No such file|(\S+\.h): No such file or directory"
-            r"|ninja: build stopped|Error building extension|nvcc (?:fatal|error)",
+            r"cannot find -l(\w+)|fatal error: (\S+): No such file|(\S+\.h): No such file or directory",
             re.IGNORECASE,
         ),
         plain(
@@ -182,13 +198,25 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
     (
         re.compile(
             r"flashinfer.*version.*(?:mismatch|does not match|>=|is required)"
-            r"|sgl.?kernel.*(?:version|is installed with).*(?:required|less than|>=|mismatch)",
+            r"|sgl.?kernel.*(?:version|is installed with).*(?:required|less than|>=|mismatch)"
+            # SGLang's own check, of any package.
+            r"|: \S{1,99} is installed with version \S{1,99}, which is less than the minimum required"
+            r"|: \S{1,99} with minimum required version \S{1,99} is not installed",
             re.IGNORECASE,
         ),
         plain(
             "version_mismatch",
             "Two of the engine's packages do not belong together.",
             "Install the engine again from its lock, so that all its kernels have the versions it was built with.",
+        ),
+    ),
+    (
+        re.compile(r"no kernel image is available for execution on the device", re.IGNORECASE),
+        plain(
+            "version_mismatch",
+            "A kernel of the engine's packages was not built for this GPU.",
+            "Install a release, or wheels, built for its compute capability (nvidia-smi --query-gpu=compute_cap "
+            "--format=csv); where one backend's kernels alone are meant, choose another backend.",
         ),
     ),
     (
@@ -243,6 +271,15 @@ CAUSES: tuple[tuple[re.Pattern[str], Builder], ...] = (
             "Check owner and mode as that user (a wheel's binaries may be executable by their owner only).",
         ),
     ),
+    (
+        re.compile(
+            r"^\S{1,400}\.(?:cuh?|c|cc|cpp|cxx|h|hpp|inl)(?:\(\d+\)|:\d+(?::\d+)?): (?:catastrophic |fatal )?"
+            r"error\b[^:]{0,20}: (.+)"
+            r"|^(?:nvcc|ptxas|nvlink|cicc)\s+(?:fatal|error)\s*: (.+)"
+        ),
+        special.compile_error,
+    ),
+    (re.compile(r"ninja: build stopped"), special.build_stopped),
 )
 
 CONSEQUENCES: tuple[tuple[re.Pattern[str], Builder], ...] = (
@@ -305,6 +342,8 @@ CONSEQUENCES: tuple[tuple[re.Pattern[str], Builder], ...] = (
             may_pass=True,
         ),
     ),
+    (re.compile(r"Error building extension '([^']{1,100})'"), special.compile_error),
+    (re.compile(r"^Fatal Python error: (.+)"), special.fatal_error),
     (re.compile(r"Subprocess scheduler_?(\d*) \(pid=(\d+)\) crashed with exit code (-?\d+)"), special.killed),
     (re.compile(r"Rank (\d+) scheduler died during initialization \(exit code: (-?\d+)\)"), special.rank_died),
 )

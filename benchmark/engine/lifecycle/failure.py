@@ -12,6 +12,8 @@ from ..secrets import masked
 GIB = 1 << 30
 LONGEST_LINE = 2000
 """Characters of a line that are looked at."""
+FRAME = re.compile(r'^\s*File "([^"]{1,400})", line (\d{1,7})')
+"""Of a traceback: file and line."""
 _LOOKED_AT = 8 * LONGEST_LINE
 """And for secrets."""
 
@@ -66,6 +68,8 @@ class Case:
     figures: Mapping[str, Any]
     before: Sequence[Line] = ()
     """The log up to the line."""
+    after: Sequence[Line] = ()
+    """And some of what is behind it."""
 
     @property
     def stage(self) -> str:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .causes import CAUSES, CONSEQUENCES
-from .failure import LONGEST_LINE, Case, Failure, Line, shown
+from .failure import FRAME, LONGEST_LINE, Case, Failure, Line, shown
 from .memory import place
 
 _EVIDENCE_LINES = 12
 _FURTHEST_BLOCK = 400
 """Lines of one traceback that are read at most."""
+_FURTHEST_AFTER = 2000
+"""Lines behind a cause that are read at most: the frames of all threads of a process."""
 
 _IGNORED = re.compile(
     r"Ignore import error|UserWarning|FutureWarning|DeprecationWarning|server_args=|^\s*warnings\.warn"
@@ -27,10 +30,12 @@ _READY = re.compile(r"server is fired up and ready", re.IGNORECASE)
 _FATAL_WHEN_READY = re.compile(
     r"hit an exception|sigquit|crashed with exit code|Fatal Python error|terminate called|core dumped", re.IGNORECASE
 )
+_ENDED = re.compile(
+    _FATAL_WHEN_READY.pattern + r"|already in use|died during initialization|Initialization failed|^Killed\b",
+    re.IGNORECASE,
+)
 _FATAL = re.compile(
-    _FATAL_WHEN_READY.pattern
-    + r"|Traceback \(most recent|\berror: (?:unrecognized|argument|ambiguous|the following|one of)|already in use"
-    r"|died during initialization|Initialization failed|^Killed\b",
+    _ENDED.pattern + r"|Traceback \(most recent|\berror: (?:unrecognized|argument|ambiguous|the following|one of)",
     re.IGNORECASE,
 )
 _SERIOUS = re.compile(
@@ -41,7 +46,6 @@ _REFUSALS = r"(?:ValueError|AssertionError|NotImplementedError|ZeroDivisionError
 """What the engine raises for a configuration it cannot run; the same start would raise it again."""
 _MISTAKES = r"(?:TypeError|KeyError|AttributeError|IndexError)"
 """What code raises that was not written for what it got: a refusal only where the engine reads its settings."""
-_FRAME = re.compile(r'^\s*File "([^"]{1,400})", line (\d{1,7})')
 _ENGINES_OWN = re.compile(r"/(?:sglang|sgl_kernel|transformers)/")
 _READS_SETTINGS = re.compile(r"/(?:server_args|arg_groups|configs?|configuration_\w+|model_config)(?:\.py$|/)")
 _WHERE = {"distributed": " while its ranks met", "weights": " while loading weights", "kv": " at the KV pool",
@@ -64,7 +68,7 @@ def find_failure(lines: Sequence[Line], figures: Mapping[str, Any]) -> Failure |
                 if not (match := pattern.search(head)):
                     continue
                 block = _block(lines, number)
-                if failure := build(Case(line, match, block, figures, lines[:number])):
+                if failure := build(Case(line, match, block, figures, lines[:number], _after(lines, number))):
                     return _with_evidence(failure, line, block)
     return _unnamed(lines)
 
@@ -81,12 +85,21 @@ def _deadly_part(lines: Sequence[Line]) -> tuple[Sequence[Line], bool]:
     return lines, any(fatal.search(line.text[:LONGEST_LINE]) for line in lines)
 
 
+def says_its_end(lines: Sequence[Line]) -> bool:
+    """Whether a line is the last of a process of the engine; a traceback alone may have been caught."""
+    return any(_ENDED.search(line.text[:LONGEST_LINE]) for line in lines)
+
+
 def _serious(line: Line) -> bool:
     """Whether a line is a failure's and not a remark: no stamp (it ends a traceback), or the words of one."""
     if not line.stamped:
         return True
     head = line.text[:LONGEST_LINE]
     return bool(_SERIOUS.search(head)) and not re.match(r"(?:WARNING|INFO)\b", head)
+
+
+def _after(lines: Sequence[Line], number: int) -> Sequence[Line]:
+    return lines[number + 1 : number + 1 + _FURTHEST_AFTER]
 
 
 def _block(lines: Sequence[Line], number: int) -> list[str]:
@@ -102,8 +115,8 @@ def _block(lines: Sequence[Line], number: int) -> list[str]:
 
 def _with_evidence(failure: Failure, line: Line, block: Sequence[str]) -> Failure:
     tail = [text for text in block[:-1] if text.strip()][-(_EVIDENCE_LINES - 1) :]
-    evidence = tuple(dict.fromkeys(shown(text) for text in (line.text, *tail)))
-    return Failure(failure.kind, failure.stage, failure.sentence, evidence, failure.advice, failure.may_pass)
+    evidence = dict.fromkeys((*failure.evidence, *(shown(text) for text in (line.text, *tail))))
+    return replace(failure, evidence=tuple(evidence)[:_EVIDENCE_LINES])
 
 
 def _unnamed(lines: Sequence[Line]) -> Failure | None:
@@ -150,7 +163,7 @@ def _traceback_failure(first: Line, last: str, block: Sequence[str]) -> Failure:
 
 def _innermost(block: Sequence[str]) -> tuple[str, str]:
     """(file, line) of the frame that raised; empty where the block shows none."""
-    frames = [found for text in block if (found := _FRAME.match(text[:LONGEST_LINE]))]
+    frames = [found for text in block if (found := FRAME.match(text[:LONGEST_LINE]))]
     return (frames[-1].group(1), frames[-1].group(2)) if frames else ("", "")
 
 

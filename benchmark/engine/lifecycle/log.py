@@ -15,7 +15,7 @@ from typing import Any
 
 from ..nccl import transport
 from .failure import GIB, LONGEST_LINE, Failure, Line, shown
-from .find import failure_from_exit, find_failure
+from .find import failure_from_exit, find_failure, says_its_end
 
 STAGES = ("process", "distributed", "weights", "kv", "graphs", "kernels", "warmup", "ready")
 """In the order of a start; `kernels` (compiling) comes wherever it comes."""
@@ -79,7 +79,7 @@ _CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? ?:.* via (\S+)")
 _FEW_ARGUMENTS = re.compile(
     r"\b(model_path|host|port|tp_size|pp_size|ep_size|dp_size|nnodes|mem_fraction_static|chunked_prefill_size"
     r"|max_running_requests|context_length|attention_backend|cuda_graph_max_bs|disable_cuda_graph|moe_runner_backend"
-    r"|moe_a2a_backend|kv_cache_dtype|load_format|quantization)=('[^']{0,300}'|-?[\w.]+)"
+    r"|moe_a2a_backend|kv_cache_dtype|load_format|quantization|page_size|enable_dp_attention)=('[^']{0,300}'|-?[\w.]+)"
 )
 _QUIET = ("Decode batch", "Prefill batch", '"GET /', '"POST /')
 """Lines that come by the thousand and tell nothing of a start."""
@@ -99,7 +99,11 @@ class Lifecycle:
     transports: dict[str, int] = field(default_factory=dict)
     """NCCL's choice (P2P/CUMEM, P2P/IPC, SHM, NET) -> channels."""
     failure: Failure | None = None
+    fatal: bool = False
+    """Whether a process of the engine says that it ended, and not only that something failed in it."""
     last_lines: tuple[str, ...] = ()
+    lines: int = 0
+    """How many tell of the engine: without those of requests and batches."""
 
 
 def read_log(text: str) -> Lifecycle:
@@ -137,13 +141,16 @@ def read_log(text: str) -> Lifecycle:
     if any(line.text.strip() for line in lines):
         reached.setdefault("process", None if first is None else 0.0)
     stages = tuple((name, reached[name]) for name in sorted(reached, key=STAGES.index))
+    failure = find_failure(interesting, figures)
     return Lifecycle(
         stage=whole or "process",
         stages=stages,
         figures=figures,
         transports=transports,
-        failure=find_failure(interesting, figures),
+        failure=failure,
+        fatal=failure is not None and says_its_end(interesting),
         last_lines=tuple(shown(line.text) for line in [line for line in lines if line.text.strip()][-LAST_LINES:]),
+        lines=sum(1 for line in interesting if line.text.strip()),
     )
 
 

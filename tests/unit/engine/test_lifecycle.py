@@ -148,7 +148,7 @@ class TestCapturedFailures:
         [
             ("bad_flag", "unrecognized arguments: --no-such-flag 1", "--no-such-flag"),
             ("ep_not_dividing", "ZeroDivisionError", "tp 1, ep 2"),
-            ("tp2_one_gpu", "invalid device ordinal", "more GPUs"),
+            ("tp2_one_gpu", "invalid device ordinal", "takes 2 GPUs (tp 2 x pp 1), more than the engine can see"),
             ("oom_weights", "Tried to allocate 21.00 GiB", "11.57 GiB of 139.80 GiB were free"),
             ("oom_kv", "Please try to increase --mem-fraction-static", "weights take 5.06 of 139.13 GiB"),
             ("graph_oom", "torch.OutOfMemoryError", "20.00 MiB on GPU 0"),
@@ -174,11 +174,22 @@ class TestCapturedFailures:
             "Lower --mem-fraction-static from 0.97 to 0.93, or --chunked-prefill-size from 131072 to 8192"
         )
 
+    def test_a_split_over_too_many_gpus_and_a_port_that_is_taken_get_the_next_in_numbers(self) -> None:
+        gpus, port = (read(f"failures/{name}.log").failure for name in ("tp2_one_gpu", "port_taken"))
+        assert gpus and gpus.advice.endswith("or take fewer (--tp-size 1).")
+        assert port and "sglang_service_port to another, for example 30002" in port.advice
+
     def test_weights_that_do_not_fit_ask_for_more_gpus_and_leave_the_fraction_alone(self) -> None:
         failure = read("failures/oom_weights.log").failure
         assert failure is not None
         assert "--tp-size 2" in failure.advice
         assert "changes nothing" in failure.advice
+
+
+MAY_PASS = {
+    "blocked_by_others", "internal_port_taken", "nccl", "shared_memory", "gpu_fault", "disk_full", "host_memory",
+    "crash",
+}  # fmt: skip
 
 
 class TestReportedFailures:
@@ -229,6 +240,24 @@ class TestReportedFailures:
             ('FileNotFoundError: No such file or directory: "/m/model-00031-of-00062.safetensors"', "no_model"),
             ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display "
              "driver / cuda driver combination", "driver_mismatch"),
+            ("Exception: flashinfer_python is installed with version 0.6.10, which is less than the minimum required "
+             "version 0.6.12. Please uninstall the old version", "version_mismatch"),
+            ("Exception: flashinfer_python with minimum required version 0.6.1 is not installed. Please",
+             "version_mismatch"),
+            ("Exception: sglang-kernel is installed with version 0.4.1, which is less than the minimum required "
+             "version 0.4.2. Please reinstall", "version_mismatch"),
+            ("torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+             "version_mismatch"),
+            ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 304: OS call failed or operation not "
+             "supported on this OS", "no_gpu"),
+            ("RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set "
+             "triton.knobs.build.impl.", "kernel_tool_missing"),
+            ("OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
+             "kernel_tool_missing"),
+            ("RuntimeError: Cannot find ptxas", "kernel_tool_missing"),
+            ("OSError: It looks like the config file at '/m/config.json' is not a valid JSON file.", "model_corrupt"),
+            ("ValueError: Following weights were not initialized from checkpoint: {'model.layers.60.mlp.up.weight'}",
+             "no_model"),
             ("RuntimeError: CUDART error: invalid argument", "crash"),
             ("RuntimeError: something that nobody has seen before", "crash"),
         ],
@@ -236,6 +265,7 @@ class TestReportedFailures:
     def test_is_named(self, line: str, kind: str) -> None:
         failure = failure_of(crash(line))
         assert failure.kind == kind
+        assert failure.may_pass is (kind in MAY_PASS)
         assert line[:60] in failure.evidence[0]
 
     @pytest.mark.parametrize(
@@ -251,8 +281,48 @@ class TestReportedFailures:
         build = ("RuntimeError: Ninja build failed. Ninja output:", "[1/2] /opt/nvcc -c a.cu", "FAILED: a.o", line)
         assert failure_of(crash(*build, "ninja: build stopped: subcommand failed.")).sentence == sentence
 
+    @pytest.mark.parametrize(
+        ("line", "kind", "words"),
+        [
+            ('/f/x.cu(12): error: identifier "foo" is undefined', "kernel_compile", 'identifier "foo" is undefined'),
+            ("/f/x.cpp:7:3: error: expected ';'", "kernel_compile", "expected ';'"),
+            ("ptxas error   : Entry function uses too much shared data", "kernel_compile", "too much shared data"),
+            ("/usr/bin/ld: x.o: undefined reference to `f'", "kernel_compile", "undefined reference to `f'"),
+            ("c++: fatal error: Killed signal terminated program cc1plus", "host_memory", "(cc1plus) was killed"),
+            ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "host_memory", "(cicc) was killed"),
+            ("Killed", "host_memory", "a compiler was killed"),
+            ("/tmp/x.s: fatal error: error writing to /tmp/cc.s: No space left on device", "disk_full", "disk is full"),
+        ],
+    )
+    @pytest.mark.parametrize("logged", [True, False])
+    def test_the_first_error_of_a_build_is_the_cause(self, line: str, kind: str, words: str, logged: bool) -> None:
+        """In the exception's text, or in the log before it."""
+        build = ("[1/2] /opt/nvcc -c x.cu", "FAILED: x.o", line, "1 error detected in the compilation of x.cu.",
+                 "ninja: build stopped: subcommand failed.")  # fmt: skip
+        log = "\n".join(build) + "\n" + crash("RuntimeError: Ninja build failed.")
+        failure = failure_of(log if logged else crash("RuntimeError: Ninja build failed. Ninja output:", *build))
+        assert (failure.kind, failure.may_pass) == (kind, kind in MAY_PASS)
+        assert words in failure.sentence
+        assert failure.evidence[0] == line
+        assert ("MAX_JOBS=4" in failure.advice) == (kind == "host_memory")
+
     def test_a_build_that_names_nothing_is_told_without_empty_brackets(self) -> None:
         assert failure_of(crash("ninja: build stopped: subcommand failed.")).sentence == "A kernel did not compile."
+
+    @pytest.mark.parametrize(
+        ("file", "kind"),
+        [
+            ("sglang/srt/model_loader/weight_utils.py", "model_corrupt"),
+            ("transformers/configuration_utils.py", "model_corrupt"),
+            ("sglang/srt/configs/load_config.py", "crash"),
+        ],
+    )
+    def test_json_that_is_cut_is_the_models_where_its_loader_reads_it(self, file: str, kind: str) -> None:
+        frames = (f'  File "/v/{file}", line 7, in get', "    json.load(f)",
+                  '  File "/usr/lib/python3.12/json/decoder.py", line 354, in raw_decode', "    raise x")  # fmt: skip
+        line = "json.decoder.JSONDecodeError: Unterminated string starting at: line 1 column 3 (char 2)"
+        failure = failure_of(crash(*frames, line))
+        assert (failure.kind, failure.may_pass) == (kind, kind == "crash")
 
     def test_a_shard_that_is_missing_is_named(self) -> None:
         failure = failure_of(crash("FileNotFoundError: No such file or directory: /m/model-00031-of-00062.safetensors"))
@@ -377,6 +447,34 @@ class TestReportedFailures:
             )
         )
         assert (failure.kind, failure.may_pass) == ("does_not_divide", False)
+        # 1536 / 8 = 192 is one block of 128 and a half; 1536 / 4 = 384 is three: moe_tp 4 is tp 8 by ep 2.
+        assert failure.sentence == "The engine refuses the split: 1536 / 8 is no multiple of 128."
+        assert "a larger --ep-size, for example 2:" in failure.advice
+
+    @pytest.mark.parametrize(
+        ("line", "sentence", "advice"),
+        [
+            # 96 x 4 = 384 = 3 x 128: two ranks a stage, and ep 8 no longer fits into them.
+            ("ValueError: Weight output_partition_size = 96 is not divisible by weight quantization block_n = 128.",
+             "a rank's part of 96 is no multiple of 128", "4 times less: --tp-size 2 --ep-size 2 --pp-size 4."),
+            ("AssertionError: Attention heads 64 must be divisible by tensor parallel size 3",
+             "3 does not divide 64", "divides 64: 2 or 4."),
+            ("AssertionError: 60 is not divisible by 8", "8 does not divide 60", "divides 60: 6 or 10."),
+            ("AssertionError: chunked_prefill_size must be divisible by page_size",
+             "chunked_prefill_size 8192 is no multiple of page_size 60", "--chunked-prefill-size that is a multiple of "
+             "60, for example 8220."),
+            ("AssertionError: tp_size must be divisible by dp_size", "tp_size 8 is no multiple of dp_size 3",
+             "Use a --dp-size that divides 8: 2 or 4."),
+            ("AssertionError: 0 is not divisible by 0", "a width does not divide what it splits", "choose widths"),
+            ("AssertionError: num_heads must be divisible by width", "a width does not divide", "choose widths"),
+        ],
+    )  # fmt: skip
+    def test_a_split_that_does_not_divide_is_told_with_one_that_does(self, line, sentence, advice) -> None:
+        log = crash(line).replace("ep_size=8", "ep_size=8, page_size=60, dp_size=3")
+        failure = failure_of(log)
+        assert failure.kind == "does_not_divide"
+        assert sentence in failure.sentence
+        assert advice in failure.advice
 
     def test_the_newer_words_for_no_room_name_the_least_fraction_themselves(self) -> None:
         failure = failure_of(
@@ -414,6 +512,43 @@ class TestReportedFailures:
         )
         assert (failure.kind, failure.may_pass) == ("killed", True)
         assert "out-of-memory killer" in failure.sentence
+
+    READY = "[2026-11-29 11:50:30] The server is fired up and ready to roll!\n"
+    SEGMENTATION_FAULT = (
+        "Fatal Python error: Segmentation fault\n\n"
+        "Thread 0x00007f0000000001 (most recent call first):\n"
+        '  File "/usr/lib/python3.12/threading.py", line 359 in wait\n\n'
+        "Current thread 0x00007f0000000002 (most recent call first):\n"
+        '  File "/opt/sglang/srt/layers/moe/fused_moe.py", line 77 in forward\n'
+        '  File "/opt/sglang/srt/managers/scheduler.py", line 12 in event_loop_overlap\n\n'
+        "Extension modules: numpy._core (total: 1)\n"
+    )
+    CRASHED = "[2026-11-29 11:50:31] Subprocess scheduler_2 (pid=12) crashed with exit code {}. Triggering SIGQUIT\n"
+
+    def test_a_crash_of_native_code_is_told_with_the_frames_of_its_thread(self) -> None:
+        noticed = self.CRASHED.format(-11)
+        for log in (self.SEGMENTATION_FAULT + noticed, noticed + self.SEGMENTATION_FAULT):
+            failure = failure_of(self.READY + log)
+            assert (failure.kind, failure.stage, failure.may_pass) == ("crash", "ready", True)
+            where = "/opt/sglang/srt/layers/moe/fused_moe.py:77"
+            assert failure.sentence == f"The engine crashed (Segmentation fault) in {where}."
+            assert failure.evidence[0] == "Fatal Python error: Segmentation fault"
+            assert failure.evidence[1].endswith("line 77 in forward") and len(failure.evidence) == 3
+            assert "out-of-memory" not in failure.advice
+
+    @pytest.mark.parametrize(("code", "kind"), [(-9, "killed"), (-15, "killed"), (-11, "crash"), (-6, "crash")])
+    def test_the_memory_killer_is_named_for_signal_9_alone(self, code: int, kind: str) -> None:
+        failure = failure_of(self.CRASHED.format(code))
+        assert (failure.kind, failure.may_pass) == (kind, True)
+        assert ("out-of-memory killer" in failure.advice) == (code == -9)
+
+    @pytest.mark.parametrize("code", [-6, -9])
+    def test_an_abort_that_follows_from_an_exception_is_told_as_that(self, code: int) -> None:
+        aborted = "terminate called after throwing an instance of 'c10::Error'\nFatal Python error: Aborted\n"
+        line = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+        failure = failure_of(crash(line) + aborted + self.CRASHED.format(code))
+        assert failure.kind == "crash"
+        assert failure.evidence[0] == line
 
     def test_a_collective_that_timed_out(self) -> None:
         failure = failure_of(

@@ -388,6 +388,17 @@ class TestBlocked:
         assert (stuck.value.kind, stuck.value.may_pass) == ("blocked_by_others", True)
         assert killed == []
 
+    def test_by_a_rank_of_before_that_waits_in_the_kernel(self, settings, monkeypatch):
+        """Its reboot ends it, and the configuration in whose switch it was met was never started."""
+        monkeypatch.setattr(stop, "_KILL_SECONDS", 0.0)
+        monkeypatch.setattr(processes, "kill", lambda _: None)
+        rank = processes.Process(4242424, "sglang", "sglang::scheduler_TP0")
+        monkeypatch.setattr(Units, "processes", lambda *_: [rank], raising=False)
+        with pytest.raises(stop.StuckError) as stuck:
+            self.step(settings)
+        assert (stuck.value.kind, stuck.value.may_pass) == ("process_survives", True)
+        assert str(stuck.value).startswith("Blocked by pid 4242424 (sglang): sglang::scheduler_TP0, which is still")
+
     def test_not_by_what_is_on_gpus_that_the_configuration_does_not_take(self, settings, monkeypatch):
         """A colleague trains on GPU 3; a configuration of GPUs 0 and 1 starts, one of 2 and 3 does not."""
         devices = [

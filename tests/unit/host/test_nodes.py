@@ -245,7 +245,7 @@ def test_only_the_first_node_has_to_make_a_token(settings, monkeypatch, tmp_path
     manager = Manager(tmp_path)
     monkeypatch.setattr(switch, "manager_for", lambda _: manager)
     monkeypatch.setattr(switch, "stop_step", lambda *_: None)
-    monkeypatch.setattr(switch.patience, "note", lambda *_: None)
+    monkeypatch.setattr(switch.patience, "note", lambda *_, **__: None)
     monkeypatch.setattr(switch.patience, "told", lambda *_: "tp16 to start")
     monkeypatch.setattr(switch.patience, "verdict", lambda *_: None)
     monkeypatch.setattr(switch.kept, "keep", lambda *_: None)
@@ -266,7 +266,7 @@ def running(monkeypatch, tmp_path):
     monkeypatch.setattr(
         switch, "stop_step", lambda _settings, manager, units, *_: [manager.stop(unit) for unit in units] and None
     )
-    monkeypatch.setattr(switch.patience, "note", lambda *_: None)
+    monkeypatch.setattr(switch.patience, "note", lambda *_, **__: None)
     monkeypatch.setattr(switch.patience, "told", lambda *_: "tp16 to start")
     monkeypatch.setattr(switch.patience, "verdict", lambda *_: None)
     monkeypatch.setattr(engine_http, "health", lambda _: "starting")

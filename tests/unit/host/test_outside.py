@@ -91,3 +91,4 @@ def test_a_gpu_that_fell_off_the_bus_since_the_start(settings, monkeypatch, line
     if kind == "gpu_fault":
         assert failure.sentence == "A GPU failed: Xid 79 (fallen off the bus) at 0000:41:00."
         assert failure.evidence == (line,)
+        assert failure.may_pass
