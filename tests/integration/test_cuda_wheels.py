@@ -42,6 +42,8 @@ def stand_in(path: Path, script: str) -> str:
 def compiler_into(site: Site, cases: list[dict[str, Any]]) -> tuple[list[list[str]], str]:
     """Run the method `wheels` for environments with these `parts`: (what uv was asked for each, all that was printed).
 
+    What uv was asked for begins with the index and the day that its environment names.
+
     A case is {"parts": {package: version}, "then": a line of shell that uv ends with, and variables of the role}.
     """
     steps, asked = [], []
@@ -50,31 +52,52 @@ def compiler_into(site: Site, cases: list[dict[str, Any]]) -> tuple[list[list[st
         looked = look_in(folder / "packages", case.pop("parts")) | {"folder": str(folder / "cu13")}
         stand_in(folder / "bin/python", f"echo '{json.dumps(looked)}'")
         asked.append(folder / "asked")
-        uv = stand_in(folder / "uv", f'printf "%s\\n" "$@" >{asked[-1]}\n{case.pop("then", "exit 0")}')
+        uv = stand_in(
+            folder / "uv",
+            f'printf "%s\\n" "$UV_DEFAULT_INDEX" "$UV_EXCLUDE_NEWER" "$@" >{asked[-1]}\n{case.pop("then", "exit 0")}',
+        )
         role = {"name": "shardsweep.serving.cuda", "tasks_from": "wheels.yml"}
-        steps.append({"ansible.builtin.include_role": role, "vars": {"cuda_venv": str(folder), "cuda_uv": uv, **case}})
+        steps.append(
+            {
+                "vars": {"cuda_venv": str(folder), "cuda_uv": uv, **case},
+                "block": [{"ansible.builtin.include_role": role}],
+                "rescue": [{"ansible.builtin.debug": {"msg": "{{ ansible_failed_result.msg }}"}}],
+            }
+        )
     (site.folder / "play.yml").write_text(yaml.safe_dump([{"hosts": "here", "gather_facts": False, "tasks": steps}]))
     done = site.play(str(site.folder / "play.yml"))
-    return [file.read_text().split() if file.exists() else [] for file in asked], said(done)
+    return [file.read_text().splitlines() if file.exists() else [] for file in asked], said(done)
 
 
-def test_the_compiler_follows_the_runtime_that_is_there(site):
+def test_the_compiler_follows_the_runtime_and_comes_from_where_the_engine_came_from(site):
+    mirror = "https://me:PlantedPassword@mirror/simple"
     cases = [
-        {"parts": {}},
-        {"parts": {"cuda-toolkit": "13.1.0"}},
         # An engine on a PyTorch that names its parts one by one.
-        {"parts": {"nvidia-cuda-runtime": "13.1.80", "nvidia-cublas": "13.2.0.9"}},
-        {"parts": {"cuda-toolkit": "12.9.1"}, "then": "echo No solution found >&2; exit 1"},
+        {
+            "parts": {"nvidia-cuda-runtime": "13.1.80", "nvidia-cublas": "13.2.0.9"},
+            "sglang_index_url": mirror,
+            "sglang_exclude_newer": "2026-11-06",
+        },
+        {
+            "parts": {"cuda-toolkit": "13.2.0"},
+            "sglang_wheels": "/srv/wheels",
+            "then": "echo No solution found >&2; exit 1",
+        },
+        {"parts": {}, "cuda_pip_arguments": [f"--index-url={mirror}"]},
     ]
-    wanted = [
-        ("13.0", []),
-        ("13.1", ["cuda-toolkit==13.1.0"]),
-        ("13.1", ["nvidia-cublas==13.2.0.9", "nvidia-cuda-runtime==13.1.80"]),
-        ("12.9", ["cuda-toolkit==12.9.1"]),
-    ]
-    asked, told = compiler_into(site, cases)
-    for number, (release, pins) in enumerate(wanted):
-        packages = [f"{EXTRAS}=={release}.*", f"nvidia-cuda-crt=={release}.*", f"nvidia-nvvm=={release}.*", *pins]
-        python = f"{site.folder}/{number}/bin/python"
-        assert asked[number] == ["pip", "install", "--quiet", "--python", python, *packages], told
-    assert "beside cuda-toolkit 12.9.1: No solution found Name a mirror" in told
+    (runtime, toolkit, refused), told = compiler_into(site, cases)
+    begin = ["pip", "install", "--quiet", "--python"]
+    assert runtime == [
+        *(mirror, "2026-11-06", *begin, f"{site.folder}/0/bin/python"),
+        *(f"{EXTRAS}==13.1.*", "nvidia-cuda-crt==13.1.*", "nvidia-nvvm==13.1.*"),
+        *("nvidia-cublas==13.2.0.9", "nvidia-cuda-runtime==13.1.80"),
+    ], told
+    assert toolkit == [
+        *("", "", *begin, f"{site.folder}/1/bin/python", "--no-index", "--find-links", "/srv/wheels"),
+        *(f"{EXTRAS}==13.2.*", "nvidia-cuda-crt==13.2.*", "nvidia-nvvm==13.2.*", "cuda-toolkit==13.2.0"),
+    ], told
+    assert "beside cuda-toolkit 13.2.0: No solution found Name a mirror" in told
+    assert refused == []
+    assert "cuda_pip_arguments has a URL with a password" in told
+    assert "PlantedPassword" not in told
+    assert not list(site.folder.glob("*/.installing"))
