@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 
 class UnitError(ValueError):
     """A value that a unit file cannot carry."""
 
 
+def has_control_character(text: str) -> bool:
+    """Whether it has what ends a line or rules a terminal: U+0000 to 001F, 007F to 009F, and Unicode's separators."""
+    return any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in text)
+
+
 def _quoted(text: str) -> str:
-    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+    if has_control_character(text):
         raise UnitError(f"{text!r} has a control character, which a unit file cannot carry. Take it out.")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
 

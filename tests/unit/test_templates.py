@@ -35,7 +35,7 @@ WILD = [
     "@!+:/bin/true",
     "~/x *.log $(id) `id` | & > <",
 ]
-anything = st.text(st.characters(exclude_categories=("Cc", "Cs")))
+anything = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 
 
 def environment() -> jinja2.Environment:
