@@ -20,16 +20,19 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
 
 
+def _word(text: str) -> str:
+    if text and all(char.isalnum() or char in "-_./:,=+@" for char in text) and text.isascii():
+        return text
+    return _quoted(text)
+
+
 def argument(value: object) -> str:
     """One word of ExecStart=, which arrives in the process as it was written.
 
     Raises:
         UnitError: it has a control character.
     """
-    text = str(value)
-    if text and all(char.isalnum() or char in "-_./:,=+@" for char in text) and text.isascii():
-        return text
-    return _quoted(text).replace("$", "$$")
+    return _word(str(value)).replace("$", "$$")
 
 
 def assignment(name: str, value: object) -> str:
@@ -39,3 +42,12 @@ def assignment(name: str, value: object) -> str:
         UnitError: it has a control character.
     """
     return _quoted(f"{name}={value}")
+
+
+def optional_path(value: object) -> str:
+    """One path of ReadWritePaths= and its like, that need not be there; `$` has no meaning.
+
+    Raises:
+        UnitError: it has a control character.
+    """
+    return _word(f"-{value}")
