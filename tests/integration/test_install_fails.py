@@ -77,6 +77,19 @@ def test_a_plan_does_not_wait_for_an_nvidia_smi_that_takes_no_signal(site, monke
     assert "nvidia-smi shows no GPU on here (it did not end within 2 s; look at dmesg). Say what to plan" in said(done)
 
 
+def test_a_folder_of_somebody_elses_is_not_given_to_the_engine(site):
+    data = site.folder / "data"
+    (data / "home").mkdir(parents=True)
+    told = refused(
+        *(site, "sglang_service", "account.yml"),
+        sglang_service_manager="systemd", sglang_service_cache=str(data), sglang_service_user="nobody",
+    )  # fmt: skip
+    assert (
+        f"sglang_service_cache ({data}) on here belongs to {data.owner()} and holds home: it would be given to" in told
+    )
+    assert (data / "home").owner() == data.owner() == site.folder.owner()
+
+
 def test_an_engine_that_fails_is_told_by_its_last_line(site):
     venv = site.folder / "venv-0.5.11-abcdef01"
     stand_in(venv / "bin/python", "echo ImportError: kernels >&2; exit 1")
