@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any
 
 from . import secrets
+from .unit import has_control_character
 
 KINDS = ("switch", "int", "float", "str", "list", "json")
 
@@ -153,7 +154,7 @@ def _scalar(flag: str, value: Any, spec: Mapping[str, Any]) -> str:
         except (TypeError, ValueError):
             raise _bad_value(flag, value, "a number") from None
     text = str(value)
-    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+    if has_control_character(text):
         raise _bad_value(flag, value, "a value without control characters")
     choices = spec.get("choices")
     if choices and text not in map(str, choices):

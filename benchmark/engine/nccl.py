@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .layout import Layout
+from .unit import has_control_character
 from .verdict import Rule, Verdict
 
 ALLOW_LL128 = "SHARDSWEEP_ALLOW_LL128"
@@ -273,7 +274,7 @@ def _render(name: str, value: Any) -> tuple[str, list[Verdict]]:
     if isinstance(value, (Mapping, list, tuple, set)):
         return "", [_VALUE.verdict("reject", f"{name} is a {type(value).__name__}, not one value.")]
     text = ("1" if value else "0") if isinstance(value, bool) else str(value)
-    if any(ord(char) < 32 or 127 <= ord(char) < 160 or char in "\u2028\u2029" for char in text):
+    if has_control_character(text):
         return "", [_CONTROL.verdict("reject", f"The value of {name} has a control character in it.")]
     if not text.strip():
         return "", []

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 
 class UnitError(ValueError):
     """A value that a unit file cannot carry."""
 
 
+def has_control_character(text: str) -> bool:
+    """Whether it has what ends a line or rules a terminal: U+0000 to 001F, 007F to 009F, and Unicode's separators."""
+    return any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in text)
+
+
 def _quoted(text: str) -> str:
-    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+    if has_control_character(text):
         raise UnitError(f"{text!r} has a control character, which a unit file cannot carry. Take it out.")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
+
+
+def _word(text: str) -> str:
+    if text and all(char.isalnum() or char in "-_./:,=+@" for char in text) and text.isascii():
+        return text
+    return _quoted(text)
 
 
 def argument(value: object) -> str:
@@ -19,10 +32,7 @@ def argument(value: object) -> str:
     Raises:
         UnitError: it has a control character.
     """
-    text = str(value)
-    if text and all(char.isalnum() or char in "-_./:,=+@" for char in text) and text.isascii():
-        return text
-    return _quoted(text).replace("$", "$$")
+    return _word(str(value)).replace("$", "$$")
 
 
 def assignment(name: str, value: object) -> str:
@@ -32,3 +42,12 @@ def assignment(name: str, value: object) -> str:
         UnitError: it has a control character.
     """
     return _quoted(f"{name}={value}")
+
+
+def optional_path(value: object) -> str:
+    """One path of ReadWritePaths= and its like, that need not be there; `$` has no meaning.
+
+    Raises:
+        UnitError: it has a control character.
+    """
+    return _word(f"-{value}")

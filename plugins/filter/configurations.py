@@ -169,6 +169,11 @@ def systemd_argument(value):
     return _said(unit.argument, value)
 
 
+def systemd_optional_path(value):
+    """A path that need not be there as one word of ReadWritePaths=."""
+    return _said(unit.optional_path, value)
+
+
 def systemd_assignment(value, name):
     """A variable's value as one assignment of Environment=."""
     return _said(unit.assignment, name, value)
@@ -208,4 +213,5 @@ class FilterModule:
             "fingerprint": fingerprint,
             "systemd_argument": systemd_argument,
             "systemd_assignment": systemd_assignment,
+            "systemd_optional_path": systemd_optional_path,
         }

@@ -1,7 +1,8 @@
 """`make test-install`: the real installation, without a GPU. Each release by playbooks/install.yml, twice.
 
-Asserts that the second run changes nothing, that the compiler of the wheels compiled, that the engine's help is the
-one that flags.json describes, that the model loaded, and that ranks of the engine's own torch add up over gloo.
+Asserts that the second run changes nothing, that the compiler of the wheels compiled, that the engine's help, also as
+`sglang serve --help` prints it, is the one that flags.json describes, that the model loaded, and that ranks of the
+engine's own torch add up over gloo.
 About 10 GB of downloads and a few minutes; needs 40 GB of disk, Python 3.12 (or --python) and PyPI.
 """
 
@@ -23,21 +24,18 @@ import yaml
 from hub import COMMIT, NEXT_COMMIT, REPOSITORY, Hub
 
 from benchmark.engine import sweep
+from benchmark.engine.help_text import compare_help
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".shardsweep/install"
 
-# What of the help is known to differ from flags.json, and why.
-EXPECTED: dict[str, dict[str, list[str]]] = {
-    "0.5.11": {"missing": [], "unexpected": [], "changed": []},
-    # Not SGLang's own: smg-grpc-servicer, of the lock, adds them.
-    "0.5.23": {"missing": [], "unexpected": ["--metrics-host", "--metrics-port", "--servicer-impl"], "changed": []},
-}
+# With a lock: what their help says is what flags.json says.
+RELEASES = ("0.5.11", "0.5.23")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("releases", nargs="*", default=list(EXPECTED))
+    parser.add_argument("releases", nargs="*", default=list(RELEASES))
     parser.add_argument("--python", default=find_python(), help="as sglang_python: a version or a path")
     parser.add_argument("--user", default="", help="verify as this user (only as root); needs a --python open to it")
     parser.add_argument("--keep", action="store_true", help="leave the installation in .shardsweep/install")
@@ -86,14 +84,16 @@ def measure(release: str, options: argparse.Namespace) -> dict[str, Any]:
         r"CUDA \S+ compiles and links for sm_\d+ with ninja \S+ runtime \d+", re.sub(r"\s+", " ", output)
     )
     see(compiled is not None, "no word of a compiler in the first run's output")
-    flags = {name: fact["flags"][name] for name in ("missing", "unexpected", "changed")}
-    see(flags == EXPECTED.get(release, flags), f"the help of {release} differs from flags.json by {flags}")
+    alike = f"The engine's flags are those of {release}."
+    see(release not in RELEASES or fact["flags"]["sentence"] == alike, f"launch_server: {fact['flags']['sentence']}")
     see(fact["release"] == release, f"the fact tells of {fact['release']}")
     see(model["loaded"]["vocabulary"] == 256, f"the tokenizer of the small model has {model['loaded']}")
     venv = FOLDER / "sglang/venv"
     see(venv.resolve() == Path(fact["venv"]), "the link in use leads elsewhere")
     nvcc = (FOLDER / "sglang/cuda/bin/nvcc").resolve()
     see(nvcc.stat().st_mode & 0o005 == 0o005, f"{nvcc} may not be run by every user")
+    told = compare_help(serve_help(venv), release).sentence
+    see(release not in RELEASES or told == alike, f"sglang serve --help: {told}")
     taken, seconds = ask(release, venv / "bin/python")
     talked = talk(release, options)
     return {
@@ -110,11 +110,27 @@ def measure(release: str, options: argparse.Namespace) -> dict[str, Any]:
         "packages": len((venv / "installed.txt").read_text().split()),
         "toolkit": compiled[0] if compiled else "",
         "flags": fact["flags"],
+        "serve_help": told,
         "versions": fact["versions"],
         "user": options.user or "the one who ran this",
         "processors": os.cpu_count(),
         "system": platform.platform(),
     }
+
+
+def serve_help(venv: Path) -> str:
+    """What `sglang serve --help` says of language models; behind it comes the help for diffusion models, or why not."""
+    done = subprocess.run(
+        [venv / "bin/sglang", "serve", "--help"],
+        env={**os.environ, "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    _, found, behind = done.stdout.partition("--- Help for Standard Language Model Server ---")
+    see(bool(found), f"sglang serve --help (exit {done.returncode}) shows no such server: {done.stderr[-500:]}")
+    return behind.partition("--- Help for Diffusion Model Server ---")[0]
 
 
 def ask(release: str, python: Path) -> tuple[int, float]:
@@ -260,7 +276,8 @@ def table(figures: list[dict[str, Any]]) -> str:
             f"does not reject, and refuses a wrong flag and a wrong value ({one['parser_seconds']} s). The "
             f"communication check ran with its torch {one['communication']['torch']} over gloo, by 2 ranks and by 4."
         )
-        lines += [f"{one['release']}: {one['flags']['sentence']} {asked} Versions: {shown}.", ""]
+        served = f"By `sglang serve --help`: {one['serve_help']}"
+        lines += [f"{one['release']}: {one['flags']['sentence']} {served} {asked} Versions: {shown}.", ""]
     lines.append(f"On {figures[0]['day']}, {figures[0]['processors']} processors, {figures[0]['system']}.")
     return "\n".join(lines) + "\n"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,28 @@ def test_an_engine_that_does_not_come_up_is_told_by_its_time_limit(site, script)
     told = refused(site, "sglang", "verify.yml", sglang_venv=str(venv), sglang_user="", sglang_verify_seconds=1)
     assert "it did not end within 1 s (sglang_verify_seconds); look at the disk" in told
     assert "non-zero return code" not in told
+
+
+def test_a_plan_does_not_wait_for_an_nvidia_smi_that_takes_no_signal(site, monkeypatch):
+    stand_in(site.folder / "bin/nvidia-smi", "trap '' TERM; sleep 60 & wait; wait")
+    monkeypatch.setenv("PATH", f"{site.folder}/bin:{os.environ['PATH']}")
+    began = time.monotonic()
+    done = site.play("playbooks/plan.yml", sglang_service_engine="sglang", __cards_seconds=2)
+    assert time.monotonic() - began < 50
+    assert "nvidia-smi shows no GPU on here (it did not end within 2 s; look at dmesg). Say what to plan" in said(done)
+
+
+def test_a_folder_of_somebody_elses_is_not_given_to_the_engine(site):
+    data = site.folder / "data"
+    (data / "home").mkdir(parents=True)
+    told = refused(
+        *(site, "sglang_service", "account.yml"),
+        sglang_service_manager="systemd", sglang_service_cache=str(data), sglang_service_user="nobody",
+    )  # fmt: skip
+    assert (
+        f"sglang_service_cache ({data}) on here belongs to {data.owner()} and holds home: it would be given to" in told
+    )
+    assert (data / "home").owner() == data.owner() == site.folder.owner()
 
 
 def test_an_engine_that_fails_is_told_by_its_last_line(site):

@@ -55,6 +55,18 @@ def test_the_parser_says_what_it_refuses_and_keeps_silent_on_the_rest(site):
     assert refused["value"] == "argument --tp-size: invalid int value: 'eight'"
 
 
+def test_a_flag_that_a_plugin_of_the_engine_adds_is_taken(site):
+    # As SGLang's load_plugins, which its launcher calls first: it may wrap what adds the flags.
+    (site / "sglang/srt/plugins.py").write_text("""
+from sglang.srt.server_args import ServerArgs
+
+def load_plugins():
+    ServerArgs.add_cli_args = staticmethod(lambda parser: parser.add_argument("--metrics-port", type=int))
+""")
+    asked = {"good": ["--metrics-port", "9000"], "bad": ["--metrics-port", "x"]}
+    assert json.loads(ask(site, asked).stdout) == {"bad": "argument --metrics-port: invalid int value: 'x'"}
+
+
 def test_help_is_no_refusal(site):
     assert json.loads(ask(site, {"help": ["--help"]}).stdout.splitlines()[-1]) == {}
 

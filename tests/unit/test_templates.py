@@ -35,7 +35,7 @@ WILD = [
     "@!+:/bin/true",
     "~/x *.log $(id) `id` | & > <",
 ]
-anything = st.text(st.characters(exclude_categories=("Cc", "Cs")))
+anything = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 
 
 def environment() -> jinja2.Environment:
@@ -65,6 +65,7 @@ def render(template: str = "sglang.systemd.j2", **changes) -> str:
         "__sglang_service_engine_python": "/opt/sglang/venv/bin/python",
         "sglang_service_engine": "sglang",
         "sglang_service_user": "sglang",
+        "sglang_service_cache": "/var/cache/shardsweep",
         "sglang_service_groups": [],
         "sglang_service_restart": "no",
         "sglang_service_start_seconds": 3600,
@@ -191,6 +192,18 @@ def test_a_path_with_a_space_is_one_word():
     assert words[0] == "/opt/my engine/100%/bin/python"
 
 
+@pytest.mark.parametrize(
+    ("cache", "written"),
+    [
+        ("/var/cache/shardsweep", "-/var/cache/shardsweep"),
+        ("/home/data/100% $cache", '"-/home/data/100%% $cache"'),
+    ],
+)
+def test_a_cache_below_a_home_can_be_written(cache, written):
+    service = service_of(render(sglang_service_cache=cache))
+    assert (service["ProtectHome"], service["ReadWritePaths"]) == ("read-only", written)
+
+
 def test_the_hosts_environment_wins_over_the_caches():
     _, variables = process_of(render(__sglang_service_environment={"HOME": "/srv/home"}))
     assert variables["HOME"] == "/srv/home"
@@ -309,6 +322,7 @@ def test_systemd_itself_finds_nothing_wrong(tmp_path, restart):
         render(
             __sglang_service_engine_python=sys.executable,
             sglang_service_restart=restart,
+            sglang_service_cache="/home/data/100% $cache",
             __sglang_service_flags=[["--x", value] for value in WILD],
             __sglang_service_environment={f"PROBE_{index}": value for index, value in enumerate(WILD)},
         )

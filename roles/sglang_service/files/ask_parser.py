@@ -19,6 +19,11 @@ def build(engine, release):
         return build_parser(release)
     from sglang.srt.server_args import ServerArgs
 
+    # As its launcher does: a plugin may add flags.
+    with contextlib.suppress(ImportError):
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
     parser = argparse.ArgumentParser(prog="sglang")
     ServerArgs.add_cli_args(parser)
     return parser

@@ -61,6 +61,7 @@ def test_values_become_words(key, value, words):
         ("trust_remote_code", "yes", "0.5.11", r"true or false"),
         ("attention_backend", "tritn", "0.5.11", r"nearest is triton"),
         ("chat_template", "a\nb", "0.5.11", r"control characters"),
+        ("chat_template", "a\x85b", "0.5.11", r"control characters"),
         ("tp_size", 8, "0.4.0", r"older than every release"),
         ("tp_size", 8, "latest", r"not an SGLang version"),
     ],

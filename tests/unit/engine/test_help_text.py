@@ -92,6 +92,14 @@ def test_a_help_that_agrees(release):
     assert found.sentence == f"The engine's flags are those of {release}."
 
 
+def test_flags_of_a_plugin_are_known_and_not_missed():
+    # The launcher loads the lock's smg-grpc-servicer before it prints its help, `sglang serve --help` does not.
+    plugin = ("--metrics-host", "--metrics-port", "--servicer-impl")
+    found = compare_help(made_help("0.5.23", add=plugin), "0.5.23")
+    assert found.sentence == "The engine's flags are those of 0.5.23."
+    assert flags.launch_lines({"metrics_port": 9000}, "0.5.23") == [["--metrics-port", "9000"]]
+
+
 def test_the_negative_form_of_a_flag_is_known():
     # argparse.BooleanOptionalAction prints both; 0.5.11 has it for three flags, 0.5.9 for none.
     text = made_help("0.5.11")
