@@ -91,6 +91,16 @@ def _allreduces(settings: Settings) -> list[dict[str, Any]]:
     return read_json(settings.state / HOST_FILE, {}, forms.Host).get("communication", {}).get("allreduce") or []
 
 
+def _held(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    """Whose sweep keeps a deployment or a promotion from this host ("held_by"), and whose another sweep.
+
+    Asked before these tools and their settings are written anew, so it needs neither the engine nor nvidia-smi.
+    """
+    from . import holding
+
+    return {"held_by": holding.held_by(settings), "sweep_refused": holding.sweep_refused(settings, options.first)}
+
+
 def _switch(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     from .switch import switch
 
@@ -277,6 +287,7 @@ def _standard_input() -> dict[str, Any]:
 
 _VERBS = {
     "observe": observe,
+    "held": _held,
     "switch": _switch,
     "stop": _stop,
     "restore": _restore,

@@ -41,11 +41,8 @@ def begin(settings: Settings, token: str, owner: str, after: str, yields: list[s
     manager = manager_for(settings)
     with lease.exclusive(settings):
         held = lease.current(settings)
-        if held and held["token"] != token and (lease.alive(settings, held) or _rank_serves(settings, manager, held)):
-            raise HostError(
-                f"Another sweep holds this host: {held['owner']}, heard of {clock.since(held['renewed']):.0f} s ago. "
-                f"Wait for it; a sweep that was killed lets go after {settings.lease_seconds:.0f} s of silence."
-            )
+        if held and held["token"] != token and (why := sweep_refused(settings, first)):
+            raise HostError(why)
         # An unfinished sweep left its own engine behind; what served before it is what is to come back.
         previous = held["previous"] if held else serving_units(settings, manager, yields)
         if not held:
@@ -57,6 +54,23 @@ def begin(settings: Settings, token: str, owner: str, after: str, yields: list[s
         lease.take(settings, taken | ({"first": first} if first else {}))
     manager.start(GUARD_UNIT)
     return {"previous": previous, "after": after}
+
+
+def sweep_refused(settings: Settings, first: str = "") -> str | None:
+    """Whose sweep keeps any other from this host; None: nobody's, or one that has been silent for too long.
+
+    A rank that works for the first node `first` keeps no sweep away that has that one.
+    """
+    held = lease.current(settings)
+    if held is None or not (
+        lease.alive(settings, held)
+        or (held.get("first") != first and _rank_serves(settings, manager_for(settings), held))
+    ):
+        return None
+    return (
+        f"Another sweep holds this host: {held['owner']}, heard of {clock.since(held['renewed']):.0f} s ago. "
+        f"Wait for it; a sweep that was killed lets go after {settings.lease_seconds:.0f} s of silence."
+    )
 
 
 def claim(settings: Settings, sweep: str | None) -> None:

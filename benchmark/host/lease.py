@@ -33,9 +33,15 @@ def exclusive(settings: Settings) -> Iterator[None]:
 
 
 def take(settings: Settings, lease: dict[str, Any]) -> None:
-    """Take the host; the caller has looked whose it is, within `exclusive`."""
-    write_json(settings.state / _COPY, _renewed(lease))
-    write_json(settings.state / _LEASE, _renewed(lease))
+    """Take the host; the caller has looked whose it is, within `exclusive`. Where the disk is full, it is not taken."""
+    free = current(settings) is None
+    try:
+        for name in (_COPY, _LEASE):
+            write_json(settings.state / name, _renewed(lease))
+    except OSError:
+        if free:
+            _remove(settings)
+        raise
 
 
 def renew(settings: Settings, token: str | None = None) -> None:
@@ -85,9 +91,7 @@ def drop(settings: Settings, held: dict[str, Any] | None = None) -> None:
     with exclusive(settings):
         if held is not None and taken_since(settings, held):
             return
-        # The copy first: one that is left alone would be taken for a lease.
-        for name in (_COPY, _LEASE):
-            (settings.state / name).unlink(missing_ok=True)
+        _remove(settings)
 
 
 def forget(settings: Settings) -> None:
@@ -126,6 +130,12 @@ def taken_since(settings: Settings, held: dict[str, Any]) -> bool:
     """Whether a sweep has taken the host since `held` was looked at: another one, or the same one once more."""
     now = current(settings)
     return now is not None and now.get("began_at") != held.get("began_at")
+
+
+def _remove(settings: Settings) -> None:
+    # The copy first: one that is left alone would be taken for a lease.
+    for name in (_COPY, _LEASE):
+        (settings.state / name).unlink(missing_ok=True)
 
 
 def _renewed(lease: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import command, text
 from .reported import Reported, pairs
-from .summary import Row, bounds, mapping, planned, sequence, workloads
+from .summary import Row, bounds, mapping, number, planned, sequence, workloads
 
 
 def winner_view(won: Row, decision: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def standing(decision: Mapping[str, Any], found: list[Row]) -> dict[str, Any]:
             for host, entry in mapping(decision.get("winners_by_host")).items()
             if entry
         ],
-        "more": [_reasoned(entry, "why", several) for entry in map(mapping, sequence(decision.get("more_starts")))],
+        "more": [_wanted(entry, several) for entry in map(mapping, sequence(decision.get("more_starts")))],
         "skipped": [_reasoned(entry, "reason", several) for entry in map(mapping, sequence(decision.get("skipped")))],
         "confidence": str(decision.get("confidence") or ""),
     }
@@ -88,6 +88,12 @@ def standing(decision: Mapping[str, Any], found: list[Row]) -> dict[str, Any]:
 def _label(entry: Mapping[str, Any], several: bool) -> str:
     name = text.clean(entry.get("configuration") or "")
     return f"{name} @ {text.clean(entry.get('host') or '')}" if several and entry.get("host") else name
+
+
+def _wanted(entry: Mapping[str, Any], several: bool) -> dict[str, str]:
+    starts = int(number(entry.get("starts")) or 1)
+    amount = "One more start" if starts == 1 else text.plural(starts, "more start")
+    return _reasoned(entry, "why", several) | {"amount": amount}
 
 
 def _reasoned(entry: Mapping[str, Any], key: str, several: bool) -> dict[str, str]:

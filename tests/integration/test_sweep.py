@@ -249,12 +249,17 @@ def _kill_tree(pid: int) -> None:
 def test_two_sweeps_of_one_host_exclude_each_other(served):
     held = served.verb("sweep-begin", "--token", "other", "--owner", "somebody else", "--after", "previous")
     assert held["previous"] == ["sglang-ep4"]
-    refused = served.play("sweep.yml", configs="ep8", interrupt=True)
+    # What the verbs of the sweep read stays as it is, whatever the one that is refused is set to.
+    read = {file: file.read_bytes() for file in [served.state / "settings.json", *served.state.glob("units/*")]}
+    another = {"sglang_service_quiet_seconds": 7, "interrupt": True}
+    refused = served.play("sweep.yml", configs="ep8", **another)
     assert refused.returncode != 0
-    assert "Another sweep holds this host: somebody else" in said(refused)
-    deployed = served.play("deploy.yml", config="ep8", interrupt=True)
+    assert "here: Another sweep holds this host: somebody else" in said(refused)
+    deployed = served.play("deploy.yml", config="ep8", **another)
     assert deployed.returncode != 0
-    assert "A sweep holds this host: somebody else" in said(deployed)
+    assert "here: A sweep holds this host: somebody else" in said(deployed)
+    assert recap(refused)["changed"] == recap(deployed)["changed"] == 0
+    assert {file: file.read_bytes() for file in read} == read
     # A sweep that comes back from sleep is told so by each verb.
     late = served.verb("switch", "ep8", "--token", "x", "--sweep", "the one that slept", "--fingerprint", "f")
     assert late["error"].startswith("Another sweep holds this host: somebody else")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -61,6 +62,26 @@ class TestLease:
         assert read_json(settings.state / "lease.json")["previous"] == ["sglang-ep4"]
         lease.drop(settings)
         assert lease.current(settings) is None
+
+    def test_one_that_a_full_disk_did_not_take_whole_is_not_taken(self, settings, monkeypatch):
+        written = lease.write_json
+
+        def full(path, value):
+            if path.name == "lease.json":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written(path, value)
+
+        monkeypatch.setattr(lease, "write_json", full)
+        with pytest.raises(OSError, match="No space left"):
+            lease.take(settings, HELD)
+        assert holding.held_by(settings) is None
+        # The next sweep of a host that is held keeps what served before that one.
+        monkeypatch.setattr(lease, "write_json", written)
+        lease.take(settings, HELD)
+        monkeypatch.setattr(lease, "write_json", full)
+        with pytest.raises(OSError, match="No space left"):
+            lease.take(settings, HELD | {"token": "next"})
+        assert (lease.current(settings)["token"], lease.current(settings)["previous"]) == ("t", ["sglang-ep4"])
 
     @pytest.mark.parametrize("jump", [-86400, 86400])
     def test_a_clock_that_is_set_neither_ends_nor_keeps_it(self, settings, monkeypatch, jump):

@@ -205,7 +205,11 @@ def test_another_sweep_does_not_take_a_host_that_works_for_a_first_node(settings
     held(settings, port, silent=True)
     with pytest.raises(HostError, match="a sweep from gpu1"):
         holding.begin(settings, "another", "you", "previous", [])
+    assert "a sweep from gpu1" in holding.sweep_refused(settings)
+    # A sweep that has this first node may: it goes on after a controller that was killed.
+    assert holding.sweep_refused(settings, f"127.0.0.1:{port.getsockname()[1]}") is None
     port.close()
+    assert holding.sweep_refused(settings) is None
     assert holding.begin(settings, "another", "you", "previous", [])["previous"] == []
 
 

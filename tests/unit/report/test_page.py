@@ -215,7 +215,10 @@ def test_the_page_shows_what_none_beats_what_would_settle_it_and_what_was_not_me
             {"configuration": "ep8", "host": "gpu1", "objectives": {"peak": 1791.0, "single_stream": 60.0}},
             {"configuration": "ep8_tuned", "host": "gpu1", "objectives": {"peak": 2686.0, "single_stream": 55.0}},
         ],
-        "more_starts": [{"configuration": "ep8", "host": "gpu1", "starts": 1, "why": "Not told apart from ep8_tuned."}],
+        "more_starts": [
+            {"configuration": "ep8", "host": "gpu1", "starts": 1, "why": "Not told apart from ep8_tuned."},
+            {"configuration": "tp8", "host": "gpu1", "starts": 2, "why": "The baseline has 1 of its 3 starts."},
+        ],
         "skipped": [
             {"configuration": "<b>x</b>", "host": "gpu1", "reason": "Deferred: <i>3</i> minutes.", "chance": 0.1}
         ],
@@ -223,7 +226,8 @@ def test_the_page_shows_what_none_beats_what_would_settle_it_and_what_was_not_me
     shown = build_page({}, records, decision)
     section = shown[shown.index('id="standing"') : shown.index('id="results"')]
     assert "close calls are not decided" in section
-    assert "One more start of <code>ep8</code>. Not told apart from ep8_tuned." in section
+    assert "<li>One more start of <code>ep8</code>. Not told apart from ep8_tuned.</li>" in section
+    assert "<li>2 more starts of <code>tp8</code>. The baseline has 1 of its 3 starts.</li>" in section
     assert section.count('<th scope="row">') == 2
     assert "2,686" in section
     assert "<code>&lt;b&gt;x&lt;/b&gt;</code>: Deferred: &lt;i&gt;3&lt;/i&gt; minutes." in section
