@@ -310,14 +310,35 @@ LATE = "[ 7203.500000] usb 1-1: new device"
     ],
 )
 def test_how_far_back_the_kernel_log_goes(tmp_path, monkeypatch, journal, ring, begins):
+    stand_in(tmp_path, monkeypatch, journal, ring)
+    assert look.kernel_log() == Log(begins=begins)
+
+
+def stand_in(folder, monkeypatch, journal, ring):
     for name, script in (("journalctl", journal), ("dmesg", ring)):
         if script is not None:
-            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-            (tmp_path / name).chmod(0o755)
-    (tmp_path / "sleep").symlink_to("/bin/sleep")
-    monkeypatch.setenv("PATH", str(tmp_path))
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+    (folder / "sleep").symlink_to("/bin/sleep")
+    monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(look, "run", lambda command: bounded.run(command, seconds=0.3))
-    assert look.kernel_log() == Log(begins=begins)
+
+
+# systemd may be built without pcre2.
+NO_PATTERNS = "*--grep*) echo 'Compiled without pattern matching support' >&2; exit 1;;"
+
+
+@pytest.mark.parametrize(
+    ("journal", "seen"),
+    [
+        (f"case $* in {NO_PATTERNS} *) echo 'x'; echo '{GSP}';; esac", Log(lines=[GSP])),
+        # Its last line tells that there is a journal, not that anybody has looked through it.
+        (f"case $* in {NO_PATTERNS} *'-n 1'*) echo x;; *) echo torn >&2; exit 1;; esac", Log(begins=7203.5)),
+    ],
+)
+def test_a_journal_that_does_not_search_is_read(tmp_path, monkeypatch, journal, seen):
+    stand_in(tmp_path, monkeypatch, journal, f"echo '{LATE}'")
+    assert look.kernel_log() == seen
 
 
 def test_a_kernel_log_that_nobody_tells(tmp_path, monkeypatch):
