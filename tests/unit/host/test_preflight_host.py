@@ -152,6 +152,20 @@ def test_acs_that_is_not_shown_is_unknown():
     assert acs(HEALTHY_ACS + card, root=True).verdict == "ok"
 
 
+def test_a_bridge_that_lspci_does_not_show_is_unknown():
+    above = ["0000:40:01.1", "0000:43:00.0"]
+    check = acs(HEALTHY_ACS, above=above)
+    assert (check.verdict, check.seen) == ("unknown", "lspci does not show 0000:43:00.0 above the GPUs")
+    assert acs("", above=above).verdict == acs("").verdict == "unknown"
+    assert acs(REDIRECT, above=["0000:41:00.0", "0000:43:00.0"]).verdict == "fail"
+
+
+def test_a_guest_does_not_see_its_hosts_bridges():
+    gpus = "".join(f"0000:00:0{slot}.0 3D controller: NVIDIA Corporation GH100 [H200]\n" for slot in (6, 7))
+    assert acs(gpus, guest=True, gpus=2).verdict == acs(HEALTHY_ACS, guest=True).verdict == "unknown"
+    assert acs(gpus, guest=True, gpus=1).verdict == acs(gpus, gpus=2).verdict == "ok"
+
+
 def test_redirect_that_is_seen_counts_whatever_else_is_denied():
     without = "0000:50:00.0 PCI bridge: x\n\tCapabilities: <access denied>\n"
     assert acs(REDIRECT + without).verdict == "fail"
@@ -189,6 +203,10 @@ def test_iommu():
         assert translated.verdict == "warning"
         assert "1 of 1 GPUs" in translated.seen
     assert pcie.iommu("quiet", ["dmar0"], {}, gpus=8).verdict == "unknown"
+    # Domains that are neither: drivers/iommu/iommu.c, iommu_group_show_type.
+    for kind in ("blocked", "unmanaged", "unknown"):
+        check = pcie.iommu("quiet", ["dmar0"], {"0000:06:00.0": "identity", "0000:07:00.0": kind}, gpus=8)
+        assert (check.verdict, kind in check.seen) == ("unknown", True)
     assert pcie.iommu("quiet", ["dmar0"], {"0000:06:00.0": "DMA"}, gpus=1).verdict == "ok"
 
 
