@@ -343,6 +343,6 @@ def _answer(state: dict[str, Any]) -> dict[str, Any]:
     keys = ("phase", "changed", "configuration", "stopped", "waiting_for", "start", "failure")
     return {key: state[key] for key in keys} | {
         "node": state.get("node", 0),
-        "untold": state["progress"].get("untold"),
+        "untold": state.get("progress", {}).get("untold"),
         "seconds": round(clock.since(state["began"]), 2),
     }
