@@ -31,6 +31,8 @@ _SPELLINGS = {
     "dp": ("dp_size", "data_parallel_size", "dp"),
     "attention_dp": ("attn_dp_size", "attention_data_parallel_size"),
     "dcp": ("dcp_size", "decode_context_parallel_size"),
+    "attention_cp": ("attn_cp_size", "attention_context_parallel_size"),
+    "moe_dp": ("moe_dp_size", "moe_data_parallel_size"),
     "nnodes": ("nnodes",),
 }
 
@@ -47,6 +49,10 @@ class Layout:
     nnodes: int = 1
     dcp: int = 1
     """Decode context parallelism: ranks that share one request's latent KV."""
+    attention_cp: int = 1
+    """Context parallelism of attention: it divides an attention group once more."""
+    moe_dp: int = 1
+    """Data parallelism of the experts: it divides an expert group once more."""
 
     @classmethod
     def from_engine(cls, engine: Mapping[str, Any], release: str = "") -> Layout:

@@ -10,7 +10,7 @@ import json
 import os
 import pwd
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ _INDEX = "model.safetensors.index.json"
 _PARTIAL = ("*.incomplete", "*.part", "*.partial", "*.aria2", "*.crdownload", "*.download", "*.tmp")
 """What downloaders call a file that is not whole: huggingface_hub, wget and rsync wrappers, aria2, browsers."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "tekken.json")
+_CODE_CONFIGS = ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json",
+                 "video_preprocessor_config.json")  # fmt: skip
+"""Beside config.json: transformers looks for a model's own classes in each."""
 _LARGEST_HEADER = 100_000_000
 """Bytes; the safetensors library refuses a larger header too."""
 
@@ -35,7 +38,8 @@ class ModelFiles:
     problems: tuple[str, ...]
     """Sentences; none when the model is whole."""
     revision: str
-    """sha256 of config.json, the index, the sizes of all weight files, and any Python file; empty without a config."""
+    """sha256 of config.json, the index, the sizes of all weight files, any Python file, and what the tokenizer's and
+    processors' configs name as code; empty without a config."""
     commit: str
     """Commit that huggingface_hub fetched, as it noted it; empty when it did not."""
     weight_files: int
@@ -43,6 +47,8 @@ class ModelFiles:
     tensors: int
     python_files: tuple[str, ...]
     """Code of the model's own: it runs only with trust_remote_code."""
+    foreign_code: tuple[str, ...] = ()
+    """Classes that a config names in code that is not among those files, so under no pin."""
 
     @property
     def whole(self) -> bool:
@@ -75,17 +81,20 @@ def look_at(folder: Path) -> ModelFiles:
             problems.append(f"{name} does not hold {absent[0]}{more}, which the index puts there. Fetch it again.")
     problems += _partial(folder)
     problems += _tokenizer(folder)
-    problems += _own_code(folder, config)
     python_files = tuple(sorted(path.relative_to(folder).as_posix() for path in _files(folder, "*.py")))
+    code = {name: _code(_json(folder / name, [], needed=False)) for name in _CODE_CONFIGS}
+    foreign = _foreign(folder, [*_code(config), *(named for found in code.values() for named in found)], python_files)
+    problems += foreign.values()
     return ModelFiles(
         path=str(folder),
         problems=tuple(problems),
-        revision=_revision(folder, sizes, python_files),
+        revision=_revision(folder, sizes, python_files, code),
         commit=_commit(folder),
         weight_files=len(sizes),
         weight_bytes=sum(sizes.values()),
         tensors=tensors,
         python_files=python_files,
+        foreign_code=tuple(foreign),
     )
 
 
@@ -218,28 +227,47 @@ def _tokenizer(folder: Path) -> list[str]:
     ]
 
 
-def _own_code(folder: Path, config: Mapping[str, Any] | None) -> list[str]:
-    """`auto_map` names classes as `file.Class`, or `owner/name--file.Class` in another repository."""
-    ignored: list[str] = []
-    maps = [config, _json(folder / "tokenizer_config.json", ignored, needed=False)]
-    wanted: dict[str, str] = {}
-    for source in maps:
-        mapping = (source or {}).get("auto_map")
-        for classes in mapping.values() if isinstance(mapping, dict) else ():
-            for name in classes if isinstance(classes, list) else [classes]:
-                if isinstance(name, str) and "." in name:
-                    wanted[name.rpartition(".")[0]] = name
-    problems = []
-    for module, name in sorted(wanted.items()):
+def _code(config: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """What any `auto_map` of a config names, sorted: [(AutoTokenizer, file.Class)], or a class of another repository as
+    `owner/name--file.Class`. Configs of processors have further ones inside them; an old tokenizer's is a list."""
+    found: set[tuple[str, str]] = set()
+    left: list[Any] = [config]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            named = part.get("auto_map")
+            for kind, classes in named.items() if isinstance(named, dict) else [("", named)]:
+                each = classes if isinstance(classes, list) else [classes]
+                found |= {(kind, name) for name in each if isinstance(name, str) and "." in name}
+            left += part.values()
+        elif isinstance(part, list):
+            left += part
+    return sorted(found)
+
+
+def _foreign(folder: Path, code: Iterable[tuple[str, str]], python_files: tuple[str, ...]) -> dict[str, str]:
+    """{class: what is wrong with where its code lies}, of those whose file is not one of the model's."""
+    found: dict[str, str] = {}
+    for name in sorted({name for _, name in code}):
+        module = name.rpartition(".")[0]
+        file = module.replace(".", "/") + ".py"
         if "--" in module:
             repository = module.partition("--")[0]
-            problems.append(f"The code of {name} lies in another repository, {repository}: it will not load offline.")
-        elif not (folder / (module.replace(".", "/") + ".py")).exists():
-            problems.append(f"{module}.py is not in the folder, and the model's config asks for it. Fetch it.")
-    return problems
+            found[name] = f"The code of {name} lies in another repository, {repository}: it will not load offline."
+        elif file not in python_files or not (folder / file).exists():
+            found[name] = (
+                f"{file} is not in the folder (what lies behind a linked folder is not), and the model's config asks "
+                "for it. Fetch it."
+            )
+    return found
 
 
-def _revision(folder: Path, sizes: Mapping[str, int], python_files: tuple[str, ...]) -> str:
+def _revision(
+    folder: Path,
+    sizes: Mapping[str, int],
+    python_files: tuple[str, ...],
+    code: Mapping[str, list[tuple[str, str]]],
+) -> str:
     if not os.access(folder / "config.json", os.R_OK):
         return ""
     content = hashlib.sha256()
@@ -247,6 +275,10 @@ def _revision(folder: Path, sizes: Mapping[str, int], python_files: tuple[str, .
         path = folder / name
         if os.access(path, os.R_OK):
             content.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    # Not these files whole: which of the model's code runs is a matter of trust, a chat template is not.
+    for name, named in code.items():
+        if named:
+            content.update(f"{name}\0{json.dumps(named)}\0".encode())
     for name, size in sorted(sizes.items()):
         content.update(f"{name}\0{size}\0".encode())
     return content.hexdigest()

@@ -187,8 +187,8 @@ _GRAPH_FILE = Rule(
     "nccl-graph-file",
     "A graph file needs every group to span all its GPUs",
     "NCCL applies NCCL_GRAPH_FILE to every communicator. A GPU of the file that is not in a group fails that "
-    "group: tp4, an expert group of 2, decode context groups of 4 or attention DP on 8 GPUs all have smaller groups, "
-    "and the stages of a pipeline talk in pairs.",
+    "group: tp4, an expert group of 2, context groups of 4 or data parallelism of attention or experts on 8 GPUs all "
+    "have smaller groups, and the stages of a pipeline talk in pairs.",
     "NCCL 2.30.7 src/graph/search.cc:919",
     "XML Import Channel : dev ... not found. / ncclSystemError",
     "Use the graph file only with one group over all GPUs (tp8 with ep1 or ep8, no pp), or take it out.",
@@ -432,8 +432,10 @@ def _graph_file(layout: Layout | None, gpus_there: int | None) -> Iterator[Verdi
         # Neighbours send and receive in a communicator of their own, however many stages there are.
         "pipeline": 2 if layout.pp > 1 else 1,
         "expert": layout.ep,
-        "expert tensor-parallel": layout.moe_tp if layout.ep else 0,
-        "attention tensor-parallel": layout.attention_tp if layout.attention_dp else 0,
+        "expert data-parallel": layout.moe_dp,
+        "expert tensor-parallel": layout.tp // max(1, layout.ep * layout.moe_dp),
+        "attention context": layout.attention_cp,
+        "attention tensor-parallel": layout.tp // max(1, layout.attention_dp * layout.attention_cp),
         "decode context": layout.dcp,
     }
     small = [f"{kind} groups of {size}" for kind, size in sizes.items() if 1 < size < everyone]

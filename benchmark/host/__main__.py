@@ -42,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    """What runs here, what it holds, who is at the port. Changes nothing."""
+    """What runs here, what it holds, who is at the port. Changes nothing.
+
+    A broken nvidia-smi takes nothing else along: `gpus` is then "unknown: " and why.
+    """
     import getpass
 
     from . import engine_http, failures, gpus, holding, processes
@@ -67,7 +70,10 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
                 "restarts": state.restarts,
             }
         )
-    devices = gpus.gpus(settings)
+    try:
+        devices = gpus.summary(gpus.gpus(settings)) or "no GPU"
+    except HostError as error:
+        devices = f"unknown: {error}"
     holders = processes.port_holders(settings.port)
     return {
         "manager": settings.manager,
@@ -75,7 +81,7 @@ def observe(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
         "user": getpass.getuser(),
         "serving": serving,
         "health": engine_http.health(settings) if serving else "refused",
-        "gpus": gpus.summary(devices) or "no GPU",
+        "gpus": devices,
         "port": {"number": settings.port, "holders": None if holders is None else [str(h) for h in holders]},
         "lease": lease.current(settings),
         "held_by": holding.held_by(settings),
@@ -125,7 +131,7 @@ def _stop(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     if options.interrupt:
         # Whoever says so does not want the sweep's guard to start again what served before it.
         lease.forget(settings)
-    answer = switch(settings, None, "", options.token, yields=options.yields, sweep="")
+    answer = switch(settings, None, "", options.token, yields=options.yields, sweep="", proof=False)
     if answer["phase"] == "stopped":
         manager_for(settings).release()
     return answer

@@ -8,7 +8,7 @@ from typing import Any
 from ..engine.secrets import masked
 from . import gpus, processes
 from .services import Manager
-from .settings import Settings
+from .settings import HostError, Settings
 
 _KILL_SECONDS = 10.0
 _STABLE_LOOKS = 2
@@ -24,17 +24,25 @@ class StuckError(Exception):
 
 
 def stop_step(
-    settings: Settings, manager: Manager, units: list[str], progress: dict[str, Any], places: list[int] | None = None
+    settings: Settings,
+    manager: Manager,
+    units: list[str],
+    progress: dict[str, Any],
+    places: list[int] | None = None,
+    proof: bool = True,
 ) -> str | None:
     """One step of stopping these units. `progress` is the caller's memory between steps.
 
-    `places` are the indices of the GPUs that are to be free; None: all.
+    Args:
+        places: indices of the GPUs that are to be free; None: all.
+        proof: False lets GPUs that do not tell their memory pass; `progress["untold"]` says why they do not.
 
     Returns:
         None when all of it is gone and the memory and port are free; otherwise what is still waited for.
 
     Raises:
         StuckError: processes survive SIGKILL, or somebody else holds the memory or the port.
+        HostError: nvidia-smi does not tell the memory, and proof is asked for.
     """
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     if waiting := _stop_units(settings, manager, units, progress, now):
@@ -43,7 +51,14 @@ def stop_step(
     overdue = now - progress["gone_at"] > settings.free_seconds
     if waiting := _port_held(settings, overdue):
         return waiting
-    if waiting := _memory_held(settings, overdue, places):
+    try:
+        waiting = _memory_held(settings, overdue, places)
+    except HostError as error:
+        if proof:
+            raise
+        progress["untold"] = str(error)
+        return None
+    if waiting:
         progress["free_looks"] = 0
         return waiting
     progress["free_looks"] = progress.get("free_looks", 0) + 1

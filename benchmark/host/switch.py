@@ -39,6 +39,7 @@ def switch(
     sweep: str | None = None,
     gpus: list[int] | None = None,
     start: bool = True,
+    proof: bool = True,
 ) -> dict[str, Any]:
     """Steps towards `name` serving (None: nothing serving) for at most `seconds`; call again until it is over.
 
@@ -53,10 +54,12 @@ def switch(
         gpus: indices of those that `name` takes; None where that is not known: all are looked at.
         start: False only makes room for it. Of several nodes none may start before each has stopped what ran on it: a
             rank of before that waits for its first node would meet the new one.
+        proof: False takes for stopped also what has no process left on GPUs that do not tell their memory.
 
     Returns:
         {"phase": "stopping" | "clear": there is room | "starting" | "ready" | "stopped" | "failed", "changed",
-        "configuration", "node", "stopped": [units], "waiting_for", "start": {...}, "failure": {...} | None, "seconds"}.
+        "configuration", "node", "stopped": [units], "waiting_for", "start": {...}, "failure": {...} | None, "seconds",
+        "untold": why the GPUs did not tell their memory | None}.
 
     Raises:
         HostError: a sweep holds the host, and not the one that asks.
@@ -66,7 +69,9 @@ def switch(
     with locked(settings, "switch"):
         deadline = time.monotonic() + seconds
         holding.claim(settings, sweep)
-        state = _begin(settings, manager, name, fingerprint, token, yields, node=node, anew=anew, gpus=gpus)
+        state = _begin(
+            settings, manager, name, fingerprint, token, yields, node=node, anew=anew, gpus=gpus, proof=proof
+        )
         if state["phase"] == "clear" and start:
             state["phase"] = "stopping"
         if start or state["phase"] == "stopping":
@@ -113,6 +118,7 @@ def _begin(
     node: int,
     anew: bool,
     gpus: list[int] | None,
+    proof: bool,
 ) -> dict[str, Any]:
     state = read_json(settings.state / SWITCH, {}, forms.Switch)
     # What was under way before the host was booted is under way no more.
@@ -130,6 +136,7 @@ def _begin(
         "node": node,
         "gpus": gpus,
         "judged": _judged(settings, name, present, gpus),
+        "proof": proof,
         "boot": clock.boot(),
         "began": clock.mark(),
         "changed": True,
@@ -165,7 +172,8 @@ def _step(settings: Settings, manager: Manager, state: dict[str, Any], *, start:
     if state["phase"] == "stopping":
         # A load generator that lost its sweep would go on measuring whatever serves next.
         units = [*state["stopped"], *_job(manager)]
-        waiting = stop_step(settings, manager, units, state["progress"], state.get("judged"))
+        judged, proof = state.get("judged"), state.get("proof", True)
+        waiting = stop_step(settings, manager, units, state["progress"], judged, proof)
         state["waiting_for"] = waiting
         if waiting is None:
             if state["configuration"] is None:
@@ -341,5 +349,6 @@ def _answer(state: dict[str, Any]) -> dict[str, Any]:
     keys = ("phase", "changed", "configuration", "stopped", "waiting_for", "start", "failure")
     return {key: state[key] for key in keys} | {
         "node": state.get("node", 0),
+        "untold": state.get("progress", {}).get("untold"),
         "seconds": round(clock.since(state["began"]), 2),
     }

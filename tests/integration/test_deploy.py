@@ -198,6 +198,32 @@ def test_users_add_configurations_in_their_own_inventory(site):
     assert unit["manager"] == "supervisor"
 
 
+def test_a_broken_nvidia_smi_hides_nothing_and_keeps_nothing(site, tools):
+    assert site.play("deploy.yml", config="ep4").returncode == 0
+    refused = site.play("deploy.yml", config="ep8", interrupt=True, sglang_service_nvidia_smi=["false"])
+    assert (refused.returncode, site.serving()) == (2, ["sglang-ep4"]), said(refused)
+    assert "here: GPUs unknown: nvidia-smi failed (exit 1)" in said(refused)
+    # From here on the host's settings have it.
+    status = said(site.play("playbooks/status.yml"))
+    assert "sglang-ep4 is active, started 20" in status
+    assert "GPUs unknown: nvidia-smi failed (exit 1)" in status
+    facts = site.folder / "facts.d"
+    facts.mkdir()
+    (facts / "sglang_old.fact").write_text("{}")
+    pruned = site.play("playbooks/remove.yml", prune=True)
+    assert (pruned.returncode, list(facts.iterdir())) == (0, []), said(pruned)
+    # The tools are other tests' too.
+    stay = {"sglang_tools_home": str(site.folder / "tools"), "sglang_home": str(site.folder / "opt")}
+    verb = [str(tools / "venv/bin/shardsweep-host"), "--settings", str(site.state / "settings.json")]
+    removed = site.play("playbooks/remove.yml", interrupt=True, sglang_tools_verb=verb, **stay)
+    assert removed.returncode == 0, said(removed)
+    assert (
+        "No process of ours is left on here. Whether the memory of its GPUs is free nobody can tell: nvidia-smi"
+        in said(removed)
+    )
+    assert list(site.state.glob("units/sglang-*")) == []
+
+
 def test_prune_takes_what_is_gone_from_the_catalogue_and_nothing_else(site):
     facts = site.folder / "facts.d"
     facts.mkdir()

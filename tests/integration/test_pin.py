@@ -99,6 +99,16 @@ def test_a_pin_is_held_against_what_lies_there_now(host):
         assert f"not {revision[:12]} as sglang_model_revision says. See what changed" in said(done)
 
 
+def test_a_pin_does_not_hold_code_of_another_repository(host):
+    model = Path(host.variables["sglang_model_path"])
+    (model / "preprocessor_config.json").write_text('{"auto_map": {"AutoProcessor": "evil/repo--code.P"}}')
+    pinned = {"sglang_model_revision": install(host, model)}
+    done = validate(host, **pinned, **TRUSTING)
+    assert done.returncode == 2
+    assert "names evil/repo--code.P, which is not among the folder's own files" in said(done)
+    assert validate(host, **pinned).returncode == 0
+
+
 def test_a_pin_counts_on_a_host_that_nobody_looked_at(host):
     done = validate(host, sglang_model_revision="000000000000", **TRUSTING)
     assert done.returncode == 2

@@ -28,6 +28,8 @@ class Holder(msgspec.Struct, frozen=True):
     index: str | None = None
     ours: bool = False
     """Of an engine of ours, or of a unit that makes room."""
+    only_open: bool = False
+    """nvidia-smi shows other processes and not this one, which has a GPU's device file open; a monitor has, too."""
 
 
 def alike(rows: Sequence[Row], there: int | None = None) -> Check:
@@ -203,17 +205,24 @@ def memory(rows: Sequence[Row], holders: Sequence[Holder], free_bytes: int) -> C
     held = [row for row in rows if (row.number("memory.used") or 0) * (1 << 20) > free_bytes]
     if not held:
         return Check("memory", "ok", "free on every GPU")
-    foreign, silent, ours = [], [], []
+    foreign, opened, silent, ours = [], [], [], []
     others: dict[int, str] = {}
+    openers: dict[int, str] = {}
     for row in held:
         there = _on(row, holders)
         strangers = [holder for holder in there if not holder.ours]
-        others.update({holder.pid: f"pid {holder.pid} ({holder.command[:80]})" for holder in strangers})
-        (foreign if strangers else ours if there else silent).append(row)
+        others.update(_named(strangers))
+        unlisted = [] if there else [holder for holder in holders if holder.only_open and _may_be_on(row, holder)]
+        openers.update(_named(unlisted))
+        (foreign if strangers else ours if there else opened if unlisted else silent).append(row)
     seen, mend = [], []
     if foreign:
         seen.append(f"{_amounts(foreign)}, held by {listed(others.values())}")
         mend.append(f"kill {' '.join(map(str, others))}, or name its unit in sglang_service_yields")
+    if opened:
+        seen.append(f"{_amounts(opened)}, of which nvidia-smi lists no process; open to {listed(openers.values())}")
+        pids = " ".join(map(str, openers))
+        mend.append(f"kill {pids} (a monitor holds none and may stay), or name its unit in sglang_service_yields")
     if silent:
         places = ",".join(row.index for row in silent)
         seen.append(f"{_amounts(silent)}, and no process shows it")
@@ -224,8 +233,17 @@ def memory(rows: Sequence[Row], holders: Sequence[Holder], free_bytes: int) -> C
 
 
 def _on(row: Row, holders: Sequence[Holder]) -> list[Holder]:
-    """Who is on this GPU; a holder of which only the device file tells may be on any."""
-    return [holder for holder in holders if holder.index in (row.index, None)]
+    """Who is on this GPU."""
+    return [holder for holder in holders if not holder.only_open and _may_be_on(row, holder)]
+
+
+def _may_be_on(row: Row, holder: Holder) -> bool:
+    """A holder of which nobody tells the GPU may be on any."""
+    return holder.index in (row.index, None)
+
+
+def _named(holders: Sequence[Holder]) -> dict[int, str]:
+    return {holder.pid: f"pid {holder.pid} ({holder.command[:80]})" for holder in holders}
 
 
 def _amounts(rows: Sequence[Row]) -> str:

@@ -28,6 +28,8 @@ SMI_SECONDS = 30.0
 calls at once do so side by side: on eight healthy cards that can take longer than the 8 s of other commands."""
 _NVIDIA = "0x10de"
 _FIELDS_TO_DROP = 4
+_DEVICE_FILE = re.compile(r"/dev/nvidia(\d+)")
+_DRIVERS_GPUS = Path("/proc/driver/nvidia/gpus")
 _STAMP = re.compile(r"^(?:\S+ \S+ kernel: |\[[ \d.]+\] )")
 
 
@@ -150,9 +152,12 @@ def kernel_log() -> kernel.Log | None:
     wanted = ("NVRM", "AER", "SDES", "Surprise")
     asking = ["journalctl", "-k", "-b", "-q", "--no-pager"]
     journal = run([*asking, "-o", "short-iso", f"--grep={'|'.join(wanted)}"])
+    if journal.state == "failed" and journal.error.strip():
+        # It does not search (systemd may be built without that), which is not the same as finding nothing.
+        journal = run([*asking, "-o", "short-iso"])
     # Nothing that matches looks like nothing that may be read: so any line at all is asked for too.
-    known = journal.state == "hung" or (journal.ok and bool(journal.text.strip()))
-    any_line = journal if known else run([*asking, "-n", "1"])
+    silent = journal.state in ("ok", "failed") and not (journal.text + journal.error).strip()
+    any_line = run([*asking, "-n", "1"]) if silent else journal
     kept = any_line.ok and bool(any_line.text.strip())
     ring = run(["dmesg"])
     if not ring.ok and not kept:
@@ -193,34 +198,56 @@ def _our_pids(settings: Settings, yields: list[str]) -> set[int]:
 
 
 def _holders(query: Answer, apps: Answer, ours: set[int]) -> list[Holder]:
-    """Processes that nvidia-smi shows; where it shows none, those that have a GPU's device file open."""
+    """Processes that nvidia-smi lists, and those that have a GPU's device file open: it lists none in most containers,
+    and elsewhere none that draws or that is in another namespace."""
     by_uuid = {row.cells.get("uuid", ""): row.index for row in smi.rows(query.text)} if query.ok else {}
-    found = []
+    listed = []
     for row in smi.rows(apps.text) if apps.ok else []:
         pid = row.number("pid")
         if pid is not None:
             process = processes.describe(int(pid))
             told = process.command if process else row.cells.get("process_name", "")
-            found.append(Holder(int(pid), told, by_uuid.get(row.cells.get("gpu_uuid", "")), int(pid) in ours))
-    return found or [
-        Holder(process.pid, process.command, None, process.pid in ours)
-        for process in processes.alive(pid for pid in processes.pids() if _has_gpu_open(pid))
+            listed.append(Holder(int(pid), told, by_uuid.get(row.cells.get("gpu_uuid", "")), int(pid) in ours))
+    opened = {pid: minors for pid in processes.pids() if (minors := _open_gpus(pid)) and not _is_daemon(pid)}
+    living = processes.alive(opened)
+    if not listed:
+        return [Holder(process.pid, process.command, None, process.pid in ours) for process in living]
+    indices = _indices(query)
+    strangers = [process for process in living if process.pid not in ours | {holder.pid for holder in listed}]
+    # Of our own only the listed count: the launcher has each GPU open, and says nothing of what was leaked on one.
+    return listed + [
+        Holder(process.pid, process.command, indices.get(minor), only_open=True)
+        for process in strangers
+        for minor in sorted(opened[process.pid])
     ]
 
 
-def _has_gpu_open(pid: int) -> bool:
+def _open_gpus(pid: int) -> set[int]:
+    """Minor numbers of the GPUs' device files (/dev/nvidia0) that a process has open, as far as we may see."""
+    found: set[int] = set()
     try:
         handles = list(Path("/proc", str(pid), "fd").iterdir())
     except OSError:
-        return False
+        return found
     for handle in handles:
         try:
             target = str(handle.readlink())
         except OSError:
             continue
-        if target.startswith("/dev/nvidia") and target[len("/dev/nvidia") :].isdigit():
-            return not _is_daemon(pid)
-    return False
+        if match := _DEVICE_FILE.fullmatch(target):
+            found.add(int(match.group(1)))
+    return found
+
+
+def _indices(query: Answer) -> dict[int, str]:
+    """{minor number of a device file: index of nvidia-smi}, by the bus: the two need not be in one order."""
+    by_bus = {row.bus: row.index for row in smi.rows(query.text)}
+    found = {}
+    for folder in _DRIVERS_GPUS.glob("*"):
+        minor = re.search(r"^Device Minor:\s*(\d+)", text_of(folder / "information") or "", re.MULTILINE)
+        if minor and (bus := smi.bus_id(folder.name)) in by_bus:
+            found[int(minor.group(1))] = by_bus[bus]
+    return found
 
 
 def _is_daemon(pid: int) -> bool:

@@ -103,6 +103,10 @@ def acs_hidden(text: str) -> list[str]:
     return found
 
 
+def _devices(text: str) -> set[str]:
+    return {_with_domain(match.group(1)) for line in text.splitlines() if (match := _DEVICE.match(line))}
+
+
 def _with_domain(device: str) -> str:
     return device.lower() if device.count(":") == 2 else f"0000:{device.lower()}"
 
@@ -115,7 +119,7 @@ def acs(lspci: Answer, *, root: bool, above: Sequence[str], gpus: int, guest: bo
     Args:
         lspci: what `lspci -D -vvv` answered.
         above: the bridges between the GPUs and their roots, as sysfs tells; all bridges count where it is empty.
-        guest: a virtual machine, whose host needs ACS for passthrough.
+        guest: a virtual machine, whose host needs ACS for passthrough, on bridges that the guest does not see.
     """
     if lspci.state == "absent":
         return Check("acs", "unknown", "there is no lspci", "apt install pciutils")
@@ -133,6 +137,15 @@ def acs(lspci: Answer, *, root: bool, above: Sequence[str], gpus: int, guest: bo
         seen = f"lspci is denied the capabilities of {len(hidden)} bridges, as root (a container, or a locked kernel)"
         mend = "On the machine itself: lspci -D -vvv | grep ACSCtl. Or let the communication check tell."
         return Check("acs", "unknown", seen, mend)
+    shown = _devices(lspci.text)
+    unseen = [bus for bus in above if bus not in shown]
+    if not between and (unseen or not shown):
+        seen = f"lspci does not show {listed(unseen) or 'any bridge'} above the GPUs"
+        return Check("acs", "unknown", seen, "On the machine itself: lspci -D -vvv | grep ACSCtl")
+    if not between and guest and gpus > 1:
+        seen = f"no redirect on the {len(controls)} bridges of this virtual machine; its host's are not to be seen here"
+        mend = "On its host: lspci -D -vvv | grep ACSCtl. Or let the communication check tell."
+        return Check("acs", "unknown", seen, mend)
     if not between:
         return Check("acs", "ok", f"no redirect on the {len(controls)} bridges that have ACS")
     seen = f"redirect on {listed(between[:6])}" + (f" and {len(between) - 6} more" if len(between) > 6 else "")
@@ -147,13 +160,16 @@ def acs(lspci: Answer, *, root: bool, above: Sequence[str], gpus: int, guest: bo
 
 
 def iommu(command_line: str, units: Sequence[str], types: Mapping[str, str], *, gpus: int) -> Check:
-    """The IOMMU's mode. `units`: /sys/class/iommu; `types`: {GPU's bus id: identity, DMA or DMA-FQ}."""
+    """The IOMMU's mode. `units`: /sys/class/iommu; `types`: {GPU's bus id: identity, DMA, DMA-FQ or another}."""
     said = listed(re.findall(r"\S*iommu\S*=\S+", command_line)) or "nothing on the kernel's command line"
     if not units:
         return Check("iommu", "ok", f"off ({said})")
     translated = [bus for bus, kind in types.items() if kind.upper().startswith("DMA")]
     if not types:
         return Check("iommu", "unknown", f"on ({said}); the mode of the GPUs is not told")
+    others = {kind for bus, kind in types.items() if bus not in translated and kind != "identity"}
+    if not translated and others:
+        return Check("iommu", "unknown", f"on ({said}); the mode of a GPU is {listed(sorted(others))}")
     if not translated:
         return Check("iommu", "ok", f"passes through, identity ({said}); if NCCL hangs all the same: iommu=off")
     seen = f"translates for {len(translated)} of {len(types)} GPUs ({said}); a known cause of NCCL hangs"

@@ -182,6 +182,43 @@ def test_the_code_lies_in_another_repository(model):
     assert "another repository, owner/name" in only_problem(model)
 
 
+@pytest.mark.parametrize(
+    ("name", "auto_map"),
+    [
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": [None, "{}"]}}),
+        ("tokenizer_config.json", {"auto_map": ["{}", None]}),
+        ("preprocessor_config.json", {"auto_map": {"AutoImageProcessor": "{}"}}),
+        ("processor_config.json", {"image_processor": {"auto_map": {"AutoImageProcessor": "{}"}}}),
+        ("video_preprocessor_config.json", {"auto_map": {"AutoVideoProcessor": "{}"}}),
+    ],
+)
+def test_which_code_runs_is_in_the_revision(model, name, auto_map):
+    def named(code):
+        (model / name).write_text(json.dumps(auto_map).replace("{}", code))
+        return look_at(model)
+
+    (model / "code.py").write_text("")
+    (model / name).write_text('{"chat_template": "x"}')
+    without = look_at(model).revision
+    (model / name).unlink()
+    assert look_at(model).revision == without
+    own = named("code.T")
+    assert (own.problems, own.foreign_code) == ((), ())
+    other = named("evil/repo--code.T")
+    assert other.foreign_code == ("evil/repo--code.T",)
+    assert "another repository, evil/repo" in only_problem(model)
+    assert len({without, own.revision, other.revision}) == 3
+
+
+def test_code_behind_a_linked_folder_is_not_the_models(model, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/code.py").write_text("")
+    (model / "pkg").symlink_to(tmp_path / "elsewhere")
+    (model / "config.json").write_text('{"auto_map": {"AutoConfig": "pkg/code.C"}}')
+    assert only_problem(model).startswith("pkg/code.py is not in the folder")
+    assert look_at(model).foreign_code == ("pkg/code.C",)
+
+
 def test_no_folder(tmp_path):
     found = look_at(tmp_path / "nothing")
     assert found.problems == (

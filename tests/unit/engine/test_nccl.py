@@ -185,6 +185,10 @@ def test_p2p_off_and_a_level_contradict() -> None:
         (Layout(pp=8), 8, ["reject"]),
         (Layout(tp=8, dcp=4), 8, ["reject"]),
         (Layout(tp=8, dcp=8), 8, []),
+        # Attention groups of 4 beside context groups of 2.
+        (Layout.from_engine({"tp_size": 8, "attn_cp_size": 2}), 8, ["reject"]),
+        (Layout.from_engine({"tp_size": 8, "attention_context_parallel_size": 8}), 8, []),
+        (Layout.from_engine({"tp_size": 8, "moe_dp_size": 2}), 8, ["reject"]),
     ],
 )
 def test_a_graph_file_needs_whole_groups(layout: Layout | None, gpus_there: int | None, severities: list[str]) -> None:
@@ -197,6 +201,13 @@ def test_a_graph_file_names_the_small_groups() -> None:
     _, verdicts = normalise_environment({"NCCL_GRAPH_FILE": "/etc/graph.xml"}, Layout(tp=4, pp=2), 8)
     assert "8 GPUs" in verdicts[0].sentence and "tensor-parallel groups of 4" in verdicts[0].sentence
     assert "pipeline groups of 2" in verdicts[0].sentence
+    _, verdicts = normalise_environment(
+        {"NCCL_GRAPH_FILE": "/etc/graph.xml"}, Layout(tp=8, ep=4, moe_dp=2, attention_cp=2), 8
+    )
+    assert verdicts[0].sentence.endswith(
+        "this split has expert groups of 4, expert data-parallel groups of 2, attention context groups of 2, "
+        "attention tensor-parallel groups of 4."
+    )
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,20 @@ def test_an_archive_has_what_a_report_needs_and_no_prompts(tmp_path):
     assert json.loads(files["observe.json"])["gpus"] == "no GPU"
 
 
+def test_a_broken_nvidia_smi_leaves_the_rest_of_what_is_seen(tmp_path):
+    here = host(tmp_path)
+    (tmp_path / "none").write_text(
+        "#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n"
+    )
+    (tmp_path / "none").chmod(0o755)
+    collect.collect(here, tmp_path / "report.tar.gz")
+    with tarfile.open(tmp_path / "report.tar.gz") as opened:
+        seen = json.load(opened.extractfile("report/observe.json"))
+    said = "nvidia-smi failed (exit 18): Failed to initialize NVML: Driver/library version mismatch."
+    assert seen["gpus"] == f"unknown: {said}"
+    assert (seen["manager"], seen["serving"], seen["lease"]) == ("supervisor", [], None)
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(HostError, match=r"nowhere/x.tar.gz cannot be written"):
         collect.collect(host(tmp_path), tmp_path / "nowhere/x.tar.gz")

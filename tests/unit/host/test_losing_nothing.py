@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import msgspec
 import pytest
 from builders import a_point, a_record
 
@@ -478,6 +479,25 @@ class TestBlocked:
             self.step(settings)
         assert stuck.value.kind == "memory_leaked"
         assert "nvidia-smi --gpu-reset" in stuck.value.advice
+
+    def test_by_gpus_that_do_not_tell_only_where_proof_is_asked_for(self, settings, monkeypatch):
+        broken = msgspec.structs.replace(settings, nvidia_smi=["false"])
+        monkeypatch.setattr(processes, "port_holders", lambda _: [])
+        monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
+        manager = Units("sglang-ep4")
+        monkeypatch.setattr(switching, "manager_for", lambda _: manager)
+        monkeypatch.setattr(switching, "serving_units", lambda *_: ["sglang-ep4"])
+
+        def stopped():
+            return switching.switch(broken, None, "", "a", yields=[], seconds=0, proof=False)
+
+        # Not while processes are left.
+        assert (stopped()["phase"], manager.stopped) == ("stopping", ["sglang-ep4"])
+        manager.running.clear()
+        gone = stopped()
+        assert (gone["phase"], gone["untold"]) == ("stopped", "nvidia-smi failed (exit 1): it said nothing.")
+        with pytest.raises(HostError, match="nvidia-smi failed"):
+            stop.stop_step(broken, manager, ["sglang-ep4"], {})
 
     def test_by_a_process_at_the_port(self, settings, monkeypatch):
         at_port = processes.Process(77, "alice", "nginx")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import stat
 import sys
 import time
@@ -236,6 +238,34 @@ def test_a_field_that_an_older_driver_lacks_is_left_out(tmp_path):
     assert found["driver"]["verdict"] == "fail"
     silent = ("link_width", "mig", "ecc", "persistence", "power_limit", "slowed", "stuck")
     assert {found[name]["verdict"] for name in silent} == {"unknown"}
+
+
+TWO_AND_ONE_LISTED = """
+case "$*" in
+  *query-gpu*)
+    echo 'index, uuid, pci.bus_id, memory.used [MiB]'
+    echo '0, GPU-a, 00000000:06:00.0, 80100 MiB'
+    echo '1, GPU-b, 00000000:07:00.0, 30000 MiB' ;;
+  *query-compute*)
+    echo 'pid, process_name, used_gpu_memory [MiB], gpu_uuid'
+    echo '4194000, python, 80000 MiB, GPU-a' ;;
+esac
+"""
+
+
+def test_who_has_a_device_open_is_looked_for_beside_whom_nvidia_smi_lists(tmp_path, monkeypatch):
+    # Minors in another order than indices.
+    for bus, minor in (("0000:06:00.0", 1), ("0000:07:00.0", 0)):
+        (tmp_path / "gpus" / bus).mkdir(parents=True)
+        (tmp_path / "gpus" / bus / "information").write_text(f"Model: \t\t NVIDIA H200\nDevice Minor: \t {minor}\n")
+    monkeypatch.setattr(look, "_DRIVERS_GPUS", tmp_path / "gpus")
+    with (tmp_path / "nvidia0").open("w"):
+        monkeypatch.setattr(look, "_DEVICE_FILE", re.compile(rf"{tmp_path}/nvidia(\d+)"))
+        seen = look.look(settings(tmp_path, TWO_AND_ONE_LISTED), [])
+    assert [(holder.pid, holder.index, holder.only_open) for holder in seen.holders] == [
+        (4194000, "0", False),
+        (os.getpid(), "1", True),
+    ]
 
 
 def test_an_nvidia_smi_that_hangs_fails_the_host_in_time(tmp_path, monkeypatch):

@@ -178,6 +178,22 @@ def test_each_gpu_is_judged_by_its_own_holders():
     assert (leaked.verdict, leaked.seen) == ("fail", "GPU 1 78.2 GiB, and no process shows it")
 
 
+def test_who_has_the_device_open_is_named_where_nvidia_smi_lists_nobody():
+    # It lists our engine, and not what draws or is in another namespace.
+    ours, xorg = Holder(1, "sglang", "0", ours=True), Holder(9, "Xorg", "1", only_open=True)
+    check = cards.memory(gpus(USED, USED, USED), [ours, xorg], GIB)
+    assert check.seen == (
+        "GPU 1 78.2 GiB, of which nvidia-smi lists no process; open to pid 9 (Xorg); "
+        "GPU 2 78.2 GiB, and no process shows it"
+    )
+    assert check.mend.startswith("kill 9 (") and "--gpu-reset -i 2," in check.mend
+    # A monitor has every GPU open: it is not who holds what nvidia-smi lists, nor why a GPU spins.
+    monitor = [Holder(8, "dcgm-exporter", index, only_open=True) for index in ("0", "1")]
+    assert cards.memory(gpus(USED, {}), [ours, *monitor], GIB).seen == "GPU 0 78.2 GiB, held by our engine"
+    left = {"utilization.gpu": "100 %", "power.draw": "120.00 W"}
+    assert cards.stuck(gpus({}, left), [ours, *monitor]).verdict == "fail"
+
+
 def test_a_container_shows_processes_by_device_file_only():
     # nvidia-smi lists none there: whoever has a device open may be on any GPU.
     assert cards.memory(gpus(USED, USED), [Holder(1, "sglang", ours=True)], GIB).verdict == "ok"

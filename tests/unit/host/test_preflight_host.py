@@ -152,6 +152,20 @@ def test_acs_that_is_not_shown_is_unknown():
     assert acs(HEALTHY_ACS + card, root=True).verdict == "ok"
 
 
+def test_a_bridge_that_lspci_does_not_show_is_unknown():
+    above = ["0000:40:01.1", "0000:43:00.0"]
+    check = acs(HEALTHY_ACS, above=above)
+    assert (check.verdict, check.seen) == ("unknown", "lspci does not show 0000:43:00.0 above the GPUs")
+    assert acs("", above=above).verdict == acs("").verdict == "unknown"
+    assert acs(REDIRECT, above=["0000:41:00.0", "0000:43:00.0"]).verdict == "fail"
+
+
+def test_a_guest_does_not_see_its_hosts_bridges():
+    gpus = "".join(f"0000:00:0{slot}.0 3D controller: NVIDIA Corporation GH100 [H200]\n" for slot in (6, 7))
+    assert acs(gpus, guest=True, gpus=2).verdict == acs(HEALTHY_ACS, guest=True).verdict == "unknown"
+    assert acs(gpus, guest=True, gpus=1).verdict == acs(gpus, gpus=2).verdict == "ok"
+
+
 def test_redirect_that_is_seen_counts_whatever_else_is_denied():
     without = "0000:50:00.0 PCI bridge: x\n\tCapabilities: <access denied>\n"
     assert acs(REDIRECT + without).verdict == "fail"
@@ -189,6 +203,10 @@ def test_iommu():
         assert translated.verdict == "warning"
         assert "1 of 1 GPUs" in translated.seen
     assert pcie.iommu("quiet", ["dmar0"], {}, gpus=8).verdict == "unknown"
+    # Domains that are neither: drivers/iommu/iommu.c, iommu_group_show_type.
+    for kind in ("blocked", "unmanaged", "unknown"):
+        check = pcie.iommu("quiet", ["dmar0"], {"0000:06:00.0": "identity", "0000:07:00.0": kind}, gpus=8)
+        assert (check.verdict, kind in check.seen) == ("unknown", True)
     assert pcie.iommu("quiet", ["dmar0"], {"0000:06:00.0": "DMA"}, gpus=1).verdict == "ok"
 
 
@@ -310,14 +328,35 @@ LATE = "[ 7203.500000] usb 1-1: new device"
     ],
 )
 def test_how_far_back_the_kernel_log_goes(tmp_path, monkeypatch, journal, ring, begins):
+    stand_in(tmp_path, monkeypatch, journal, ring)
+    assert look.kernel_log() == Log(begins=begins)
+
+
+def stand_in(folder, monkeypatch, journal, ring):
     for name, script in (("journalctl", journal), ("dmesg", ring)):
         if script is not None:
-            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-            (tmp_path / name).chmod(0o755)
-    (tmp_path / "sleep").symlink_to("/bin/sleep")
-    monkeypatch.setenv("PATH", str(tmp_path))
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+    (folder / "sleep").symlink_to("/bin/sleep")
+    monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(look, "run", lambda command: bounded.run(command, seconds=0.3))
-    assert look.kernel_log() == Log(begins=begins)
+
+
+# systemd may be built without pcre2.
+NO_PATTERNS = "*--grep*) echo 'Compiled without pattern matching support' >&2; exit 1;;"
+
+
+@pytest.mark.parametrize(
+    ("journal", "seen"),
+    [
+        (f"case $* in {NO_PATTERNS} *) echo 'x'; echo '{GSP}';; esac", Log(lines=[GSP])),
+        # Its last line tells that there is a journal, not that anybody has looked through it.
+        (f"case $* in {NO_PATTERNS} *'-n 1'*) echo x;; *) echo torn >&2; exit 1;; esac", Log(begins=7203.5)),
+    ],
+)
+def test_a_journal_that_does_not_search_is_read(tmp_path, monkeypatch, journal, seen):
+    stand_in(tmp_path, monkeypatch, journal, f"echo '{LATE}'")
+    assert look.kernel_log() == seen
 
 
 def test_a_kernel_log_that_nobody_tells(tmp_path, monkeypatch):
