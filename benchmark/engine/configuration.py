@@ -87,6 +87,12 @@ def _checked(name: str, entry: Any) -> dict[str, Any]:
     for key in entry.get("engine") or {}:
         _refuse_foreign(where, str(key))
     refuse_secrets(where, entry.get("environment") or {})
+    for part in ("description", "hypothesis"):
+        if secrets.tells_secret(entry.get(part)):
+            raise ConfigurationError(
+                f"{where}: its {part} holds what looks like a key, a token or a password, and stands in its unit, its "
+                "record and the report. Take it out."
+            )
     return dict(entry)
 
 
