@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..engine.configuration import measured_inputs
 from ..load.further import OPEN
 from ..load.workload import NAMED
 from . import schedule
@@ -335,16 +336,18 @@ def measured_otherwise(sweep: HostSweep, records: Iterable[Record]) -> list[dict
         old = newest.get(name)
         if old is None or old.fingerprint == known.fingerprint or not old.fingerprint_of:
             continue
-        changes = [key for key in known.of if known.of[key] != old.fingerprint_of.get(key)]
-        what = ", ".join(_change(key, old.fingerprint_of.get(key), known.of[key]) for key in changes)
-        rows.append({"configuration": name, "changed": what})
+        before = measured_inputs(old.fingerprint_of)
+        changes = [key for key in known.of if known.of[key] != before.get(key)]
+        what = ", ".join(_change(key, before.get(key), known.of[key]) for key in changes)
+        # A record of an earlier version of these tools: the inputs are the same, what is kept of them is not.
+        rows.append({"configuration": name, "changed": what or "by tools that counted other inputs"})
     return rows
 
 
 def _change(key: str, old: Any, new: Any) -> str:
     if isinstance(old, dict) and isinstance(new, dict):
         parts = [k for k in dict.fromkeys([*old, *new]) if old.get(k) != new.get(k)]
-        return ", ".join(f"{key} {part} {old.get(part)} to {new.get(part)}" for part in parts)
+        return ", ".join(f"{key} {part} {old.get(part, '(none)')} to {new.get(part, '(none)')}" for part in parts)
     if isinstance(old, list) and isinstance(new, list):
         gone, come = [x for x in old if x not in new], [x for x in new if x not in old]
         return f"{key} {' '.join(map(str, gone)) or '(none)'} to {' '.join(map(str, come)) or '(none)'}"

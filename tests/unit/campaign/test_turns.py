@@ -185,6 +185,32 @@ def test_other_inputs_do_not_count_and_it_says_what_changed():
     assert "  ep8: measured before otherwise (driver 570 to 580), so it is measured again." in lines
 
 
+LISTENS = ["--model-path", "/m", "--host", "127.0.0.1", "--port", "30000", "--ep-size", "4"]
+EARLIER = {
+    "driver": "580",
+    "engine": {"name": "sglang", "version": "0.5.23"},
+    "arguments": LISTENS,
+    "model": {"name": "k2", "path": "/m", "revision": "abc"},
+}
+"""The inputs as earlier versions of the tools kept them."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "changed"),
+    [
+        ({"environment": "venv-0.5.23-aaaaaaaa"}, "engine environment (none) to venv-0.5.23-aaaaaaaa"),
+        ({}, "by tools that counted other inputs"),
+    ],
+)
+def test_records_of_earlier_tools_are_measured_again_and_it_says_why(engine, changed):
+    now = {"driver": "580", "engine": EARLIER["engine"] | engine}
+    now |= {"arguments": ["--ep-size", "4"], "model": {"revision": "abc"}}
+    known = {"ep8": turns.Known(fingerprint="new", of=now)}
+    old = done("ep8", fingerprint="old", fingerprint_of=EARLIER)
+    sweep = msgspec.structs.replace(a_sweep(), fingerprints=a_sweep().fingerprints | known)
+    assert turns.measured_otherwise(sweep, [old]) == [{"configuration": "ep8", "changed": changed}]
+
+
 def test_records_of_another_host_do_not_count():
     elsewhere = msgspec.structs.replace(done("ep8"), host=rec.Host(name="h2"))
     assert ("ep8", 1) in coming(turns.opened(a_sweep(), [], NOON), [elsewhere])
