@@ -6,7 +6,6 @@ A verb imports what it needs when it is asked: `put` is asked after each point.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime as dt
 import json
 import sys
@@ -59,7 +58,7 @@ def _foreseen(campaign: Campaign, sweep: HostSweep, at: dt.datetime) -> dict[str
 
     records = campaign.all_records(skip_broken=True)
     asked, sweep = sweep.asked.looks, _with_looks(campaign, sweep)
-    sweep = turns.opened(sweep, records, at)
+    sweep = turns.opened(sweep, records, at, _last(campaign, sweep.host))
     found = turns.look(sweep, records, at)
     return {
         "most": turns.most_turns(sweep),
@@ -70,6 +69,14 @@ def _foreseen(campaign: Campaign, sweep: HostSweep, at: dt.datetime) -> dict[str
         "skipped": found.skipped,
         "lines": [*foreseen_lines(sweep, records, found), *looks_lines(asked, sweep.asked.looks)],
     }
+
+
+def _last(campaign: Campaign, host: str) -> HostSweep | None:
+    """The last sweep of a host; None before its first."""
+    try:
+        return campaign.sweep(host)
+    except rec.CampaignError:
+        return None
 
 
 def _brief(turn: Turn) -> dict[str, Any]:
@@ -101,9 +108,9 @@ def _open(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
         if entry["verdict"] == "rejected":
             campaign.put(rejected_record(entry, about, sweep))
     with campaign.locked():
-        with contextlib.suppress(rec.CampaignError):  # the first of this host
-            sweep = turns.following(sweep, campaign.sweep(sweep.host))
-        campaign.keep_sweep(turns.opened(sweep, campaign.all_records(), at))
+        if (last := _last(campaign, sweep.host)) is not None:
+            sweep = turns.following(sweep, last)
+        campaign.keep_sweep(turns.opened(sweep, campaign.all_records(), at, last))
     return _foreseen(campaign, told, at) | {"folder": str(campaign.folder)}
 
 

@@ -72,6 +72,8 @@ class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
     taken: list[Taken] = []
     before: dict[str, int] = {}
     """With `retry=all`: how many starts of each there were."""
+    through: bool | None = None
+    """Whether it was asked for a turn when none was left; one that was cut off was not. None: it is not known."""
     skipped: list[dict[str, Any]] = []
     """What it is not going to try, and why, as of its last turn."""
     carried: list[dict[str, Any]] = []
@@ -157,14 +159,31 @@ def _not_measured(sweep: HostSweep) -> str:
     return ""
 
 
-def opened(sweep: HostSweep, records: Iterable[Record], now: dt.datetime) -> HostSweep:
-    """The sweep as it begins."""
+def opened(
+    sweep: HostSweep, records: Iterable[Record], now: dt.datetime, earlier: HostSweep | None = None
+) -> HostSweep:
+    """The sweep as it begins.
+
+    Args:
+        earlier: the host's last one. Where it was this one, and was cut off, its starts are those of this one.
+    """
     before: dict[str, int] = {}
-    if sweep.asked.retry == "all":
+    if earlier is not None and _goes_on(sweep, earlier):
+        before = earlier.before
+    elif sweep.asked.retry == "all":
         for record in _own(sweep, records):
             name = record.configuration.name
             before[name] = max(before.get(name, 0), record.start_number)
-    return msgspec.structs.replace(sweep, began_at=now.isoformat(timespec="seconds"), taken=[], before=before)
+    return msgspec.structs.replace(
+        sweep, began_at=now.isoformat(timespec="seconds"), taken=[], before=before, through=False
+    )
+
+
+def _goes_on(sweep: HostSweep, earlier: HostSweep) -> bool:
+    def inputs(of: HostSweep) -> dict[str, str]:
+        return {name: known.fingerprint for name, known in of.fingerprints.items()}
+
+    return earlier.through is False and earlier.asked == sweep.asked and inputs(earlier) == inputs(sweep)
 
 
 def with_looks(sweep: HostSweep, looks: int) -> HostSweep:
@@ -227,7 +246,8 @@ def _stands(sweep: HostSweep, record: Record) -> bool:
     """Whether a record of an earlier sweep is left as it is."""
     retry = sweep.asked.retry
     if record.outcome == "failed" and record.failure is not None:
-        return not (retry in ("failed", "all") or (retry == "may_pass" and record.failure.may_pass))
+        # With `all` it is one of this sweep's own, from before it was cut off.
+        return not (retry == "failed" or (retry in ("may_pass", "all") and record.failure.may_pass))
     if not record.complete and record.outcome == "measured":
         return False  # whole perhaps, but not closed: its host was lost before it could be, and has no fact of it
     # A first start has the whole ladder; a later one only the rungs that it was made for.
@@ -268,7 +288,7 @@ def look(sweep: HostSweep, records: Sequence[Record], now: dt.datetime) -> Outlo
 def taken(sweep: HostSweep, found: Outlook) -> HostSweep:
     """The sweep with the next turn handed out, if there is one."""
     turns = [Taken(turn.configuration, turn.start_number) for turn in found.turns[:1]]
-    return msgspec.structs.replace(sweep, taken=[*sweep.taken, *turns], skipped=found.skipped)
+    return msgspec.structs.replace(sweep, taken=[*sweep.taken, *turns], skipped=found.skipped, through=not turns)
 
 
 def told(sweep: HostSweep, records: Sequence[Record], turn: schedule.Turn) -> dict[str, Any]:
