@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import record as rec
-from .store import MOST_BYTES, Campaign, StoreError, with_points_of
+from .store import MOST_BYTES, Campaign, StoreError, is_raw_name, with_points_of
 
 if TYPE_CHECKING:
     from .schedule import Turn
@@ -138,11 +138,14 @@ def _next(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
 
 def _lacking(campaign: Campaign, records: Sequence[rec.Record], host: str) -> list[str]:
     """CONFIGURATION/KEY/FILE of requests that are not here: a controller that was killed had not fetched them yet."""
-    wanted = [
-        (record, point.raw) for record in records if record.host.name == host for point in record.points if point.raw
-    ]
     folder = campaign.folder / host
-    missing = [campaign.folder_of(record) / raw for record, raw in wanted if "/" not in raw and raw[0] != "."]
+    missing = [
+        campaign.folder_of(record) / point.raw
+        for record in records
+        if record.host.name == host
+        for point in record.points
+        if is_raw_name(point.raw)
+    ]
     return [str(path.relative_to(folder)) for path in missing if not path.exists()]
 
 
@@ -164,11 +167,14 @@ def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
 def _record_and_requests(text: str) -> tuple[str, dict[str, str]]:
     try:
         answer = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text, {}
     if not isinstance(answer, dict) or not isinstance(answer.get("record"), str):
         return text, {}
-    return answer["record"], answer.get("requests") or {}
+    files = answer.get("requests") or {}
+    if not isinstance(files, dict) or not all(isinstance(content, str) for content in files.values()):
+        raise StoreError("The requests that came with a record are no files.")
+    return answer["record"], files
 
 
 def _measured_again(known: rec.Record | None, record: rec.Record) -> list[str]:
@@ -177,7 +183,7 @@ def _measured_again(known: rec.Record | None, record: rec.Record) -> list[str]:
         return []
     # Those of a valid point stay where it does, for the new one was invalid.
     now = {point.raw: point.started_at for point in with_points_of(record, known).points}
-    return [p.raw for p in known.points if p.raw and "/" not in p.raw and now.get(p.raw, p.started_at) != p.started_at]
+    return [p.raw for p in known.points if is_raw_name(p.raw) and now.get(p.raw, p.started_at) != p.started_at]
 
 
 def _keep(campaign: Campaign, text: str, host: str) -> rec.Record:
@@ -185,6 +191,9 @@ def _keep(campaign: Campaign, text: str, host: str) -> rec.Record:
     record = rec.load(text, f"the record of {host}")
     if record.host.name != host:
         raise StoreError(f"{host} sent a record that says it is of {record.host.name}.")
+    for point in record.points:
+        if point.raw:
+            campaign.raw_file(record, point.raw)  # before anything of it is kept
     for stale in _measured_again(campaign.known(record), record):
         (campaign.folder_of(record) / stale).unlink(missing_ok=True)
     campaign.put(record)
