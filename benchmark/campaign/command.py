@@ -54,6 +54,7 @@ def sweep_command(
     """
     out = Console(stderr=True) if as_json else console
     asks = _can_ask(out)
+    typed = Typed(inventory, limit, readable(extra) | variables, extra)
     try:
         # A prompt of the playbook's own would not be seen: its output is read, not shown.
         fold, status, exit_status = _swept(
@@ -89,7 +90,7 @@ def sweep_command(
         told = _tell_machines(Path(fold.folder), fold.errors)
         return exit_status or told
     try:
-        shown = _show(Path(fold.folder), out, Typed(inventory, limit, readable(extra) | variables, extra))
+        shown = _show(Path(fold.folder), out, typed)
     except CampaignError as error:
         out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         shown = _FAILED

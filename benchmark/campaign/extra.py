@@ -47,7 +47,7 @@ def in_files(extra: Sequence[str], variables: Mapping[str, Any], folder: Path) -
     A file is handed on as it is; what is no file yet is written into `folder`, for nobody else to read.
     """
     words: list[str] = []
-    for number, given in enumerate([*extra, variables]):
+    for number, given in enumerate([*extra, *([variables] if variables else [])]):
         if isinstance(given, str) and given.startswith("@"):
             path = _path(given)
         else:
