@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from . import record as rec
 from .store import MOST_BYTES, Campaign, StoreError, is_raw_name, with_points_of
 
@@ -219,7 +221,7 @@ def rejected_record(entry: dict[str, Any], about: dict[str, Any], sweep: HostSwe
             **known, environment={key: str(value) for key, value in configuration["environment"].items()}
         ),
         host=rec.Host(name=sweep.host),
-        engine=rec.Engine(**about["engine"]),
+        engine=msgspec.convert(about["engine"], rec.Engine),
         model=rec.Model(**about["model"]),
         workload=about["workload"] if isinstance(about["workload"], dict) else {"name": about["workload"]},
         ladder=sweep.asked.ladder,
