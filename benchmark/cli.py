@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -71,8 +72,7 @@ def sweep(
     """Measure the configurations, and write the report."""
     from .campaign.command import sweep_command
 
-    variables = _variables(extra)
-    for name, value in (
+    given = (
         ("configs", ",".join(configurations or [])),
         ("concurrencies", concurrencies),
         ("workload", workload),
@@ -82,10 +82,10 @@ def sweep(
         ("retry", retry),
         ("after", after),
         ("interrupt", interrupt or None),
-    ):
-        if value:
-            variables[name] = value
-    raise typer.Exit(sweep_command(inventory or [], limit, variables, _console(), extra=extra or [], as_json=as_json))
+    )
+    variables = {name: value for name, value in given if value}
+    told = _checked(extra)
+    raise typer.Exit(sweep_command(inventory or [], limit, variables, _console(), extra=told, as_json=as_json))
 
 
 @application.command()
@@ -98,10 +98,10 @@ def deploy(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
 ) -> None:
     """Put one configuration into service."""
-    variables = _variables(extra) | {"config": configuration}
+    variables: dict[str, Any] = {"config": configuration}
     if interrupt:
         variables["interrupt"] = True
-    _play("deploy.yml", inventory, limit, variables, ("--check", "--diff") if check else ())
+    _play("deploy.yml", inventory, limit, extra, variables, ("--check", "--diff") if check else ())
 
 
 @application.command()
@@ -115,11 +115,9 @@ def promote(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
 ) -> None:
     """Put the winner into service for good: enabled, restarted on failure."""
-    variables = _variables(extra)
-    for name, value in (("config", configuration), ("rollback", rollback), ("interrupt", interrupt)):
-        if value:
-            variables[name] = value
-    _play("playbooks/promote.yml", inventory, limit, variables, ("--check", "--diff") if check else ())
+    given = (("config", configuration), ("rollback", rollback), ("interrupt", interrupt))
+    variables = {name: value for name, value in given if value}
+    _play("playbooks/promote.yml", inventory, limit, extra, variables, ("--check", "--diff") if check else ())
 
 
 @application.command()
@@ -167,13 +165,13 @@ def plan(
 @application.command()
 def status(inventory: Inventory = None, limit: Limit = None, extra: Variables = None) -> None:
     """Show what runs, since when, and the last failure."""
-    _play("playbooks/status.yml", inventory, limit, _variables(extra))
+    _play("playbooks/status.yml", inventory, limit, extra)
 
 
 @application.command()
 def stop(inventory: Inventory = None, limit: Limit = None, extra: Variables = None) -> None:
     """Stop what serves, and prove it gone."""
-    _play("playbooks/stop.yml", inventory, limit, _variables(extra))
+    _play("playbooks/stop.yml", inventory, limit, extra)
 
 
 @application.command()
@@ -256,29 +254,19 @@ def _play(
     playbook: str,
     inventory: list[str] | None,
     limit: str | None,
-    variables: dict[str, Any],
+    extra: list[str] | None,
+    variables: Mapping[str, Any] | None = None,
     further: tuple[str, ...] = (),
 ) -> NoReturn:
     from .campaign.playbooks import NoProject, command_line, run_plain
 
     try:
-        status = run_plain(playbook, command_line(inventory or [], limit, variables, further))
+        with command_line(inventory or [], limit, _checked(extra), variables or {}, further) as arguments:
+            status = run_plain(playbook, arguments)
     except NoProject as error:
         Console(stderr=True).print(str(error), style="red", highlight=False)
         raise typer.Exit(ExitStatus.USAGE) from None
     raise typer.Exit(status)
-
-
-def _file(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="-e") from None
-    if not isinstance(told, dict):
-        raise typer.BadParameter(f"{path} holds no mapping of variables.", param_hint="-e")
-    return told
 
 
 def _ladder(text: str) -> list[int]:
@@ -293,15 +281,12 @@ def _ladder(text: str) -> list[int]:
     return rungs
 
 
-def _variables(extra: list[str] | None) -> dict[str, Any]:
-    """`-e key=value` pairs, and mappings from `-e @file.yml`, such as what `plan --search` prints."""
-    found: dict[str, Any] = {}
-    for pair in extra or []:
-        if pair.startswith("@"):
-            found |= _file(Path(pair[1:]))
-            continue
-        key, equals, value = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise typer.BadParameter(f"'{pair}' is not key=value.", param_hint="-e")
-        found[key] = value
-    return found
+def _checked(extra: list[str] | None) -> list[str]:
+    """`-e key=value` pairs, and `-e @file.yml`, such as what `plan --search` prints."""
+    from .campaign.extra import ExtraError, readable
+
+    try:
+        readable(extra or [])
+    except ExtraError as error:
+        raise typer.BadParameter(str(error), param_hint="-e") from None
+    return extra or []

@@ -6,7 +6,6 @@ A verb imports what it needs when it is asked: `put` is asked after each point.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime as dt
 import json
 import sys
@@ -14,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from . import record as rec
-from .store import MOST_BYTES, Campaign, StoreError, with_points_of
+from .store import MOST_BYTES, Campaign, StoreError, is_raw_name, with_points_of
 
 if TYPE_CHECKING:
     from .schedule import Turn
@@ -59,7 +60,7 @@ def _foreseen(campaign: Campaign, sweep: HostSweep, at: dt.datetime) -> dict[str
 
     records = campaign.all_records(skip_broken=True)
     asked, sweep = sweep.asked.looks, _with_looks(campaign, sweep)
-    sweep = turns.opened(sweep, records, at)
+    sweep = turns.opened(sweep, records, at, _last(campaign, sweep.host))
     found = turns.look(sweep, records, at)
     return {
         "most": turns.most_turns(sweep),
@@ -70,6 +71,14 @@ def _foreseen(campaign: Campaign, sweep: HostSweep, at: dt.datetime) -> dict[str
         "skipped": found.skipped,
         "lines": [*foreseen_lines(sweep, records, found), *looks_lines(asked, sweep.asked.looks)],
     }
+
+
+def _last(campaign: Campaign, host: str) -> HostSweep | None:
+    """The last sweep of a host; None before its first."""
+    try:
+        return campaign.sweep(host)
+    except rec.CampaignError:
+        return None
 
 
 def _brief(turn: Turn) -> dict[str, Any]:
@@ -101,9 +110,9 @@ def _open(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
         if entry["verdict"] == "rejected":
             campaign.put(rejected_record(entry, about, sweep))
     with campaign.locked():
-        with contextlib.suppress(rec.CampaignError):  # the first of this host
-            sweep = turns.following(sweep, campaign.sweep(sweep.host))
-        campaign.keep_sweep(turns.opened(sweep, campaign.all_records(), at))
+        if (last := _last(campaign, sweep.host)) is not None:
+            sweep = turns.following(sweep, last)
+        campaign.keep_sweep(turns.opened(sweep, campaign.all_records(), at, last))
     return _foreseen(campaign, told, at) | {"folder": str(campaign.folder)}
 
 
@@ -131,11 +140,14 @@ def _next(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
 
 def _lacking(campaign: Campaign, records: Sequence[rec.Record], host: str) -> list[str]:
     """CONFIGURATION/KEY/FILE of requests that are not here: a controller that was killed had not fetched them yet."""
-    wanted = [
-        (record, point.raw) for record in records if record.host.name == host for point in record.points if point.raw
-    ]
     folder = campaign.folder / host
-    missing = [campaign.folder_of(record) / raw for record, raw in wanted if "/" not in raw and raw[0] != "."]
+    missing = [
+        campaign.folder_of(record) / point.raw
+        for record in records
+        if record.host.name == host
+        for point in record.points
+        if is_raw_name(point.raw)
+    ]
     return [str(path.relative_to(folder)) for path in missing if not path.exists()]
 
 
@@ -157,11 +169,14 @@ def _put(campaign: Campaign, options: argparse.Namespace) -> dict[str, Any]:
 def _record_and_requests(text: str) -> tuple[str, dict[str, str]]:
     try:
         answer = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text, {}
     if not isinstance(answer, dict) or not isinstance(answer.get("record"), str):
         return text, {}
-    return answer["record"], answer.get("requests") or {}
+    files = answer.get("requests") or {}
+    if not isinstance(files, dict) or not all(isinstance(content, str) for content in files.values()):
+        raise StoreError("The requests that came with a record are no files.")
+    return answer["record"], files
 
 
 def _measured_again(known: rec.Record | None, record: rec.Record) -> list[str]:
@@ -170,7 +185,7 @@ def _measured_again(known: rec.Record | None, record: rec.Record) -> list[str]:
         return []
     # Those of a valid point stay where it does, for the new one was invalid.
     now = {point.raw: point.started_at for point in with_points_of(record, known).points}
-    return [p.raw for p in known.points if p.raw and "/" not in p.raw and now.get(p.raw, p.started_at) != p.started_at]
+    return [p.raw for p in known.points if is_raw_name(p.raw) and now.get(p.raw, p.started_at) != p.started_at]
 
 
 def _keep(campaign: Campaign, text: str, host: str) -> rec.Record:
@@ -178,6 +193,9 @@ def _keep(campaign: Campaign, text: str, host: str) -> rec.Record:
     record = rec.load(text, f"the record of {host}")
     if record.host.name != host:
         raise StoreError(f"{host} sent a record that says it is of {record.host.name}.")
+    for point in record.points:
+        if point.raw:
+            campaign.raw_file(record, point.raw)  # before anything of it is kept
     for stale in _measured_again(campaign.known(record), record):
         (campaign.folder_of(record) / stale).unlink(missing_ok=True)
     campaign.put(record)
@@ -203,7 +221,7 @@ def rejected_record(entry: dict[str, Any], about: dict[str, Any], sweep: HostSwe
             **known, environment={key: str(value) for key, value in configuration["environment"].items()}
         ),
         host=rec.Host(name=sweep.host),
-        engine=rec.Engine(**about["engine"]),
+        engine=msgspec.convert(about["engine"], rec.Engine),
         model=rec.Model(**about["model"]),
         workload=about["workload"] if isinstance(about["workload"], dict) else {"name": about["workload"]},
         ladder=sweep.asked.ladder,

@@ -22,6 +22,7 @@ from ..engine.secrets import masked
 from ..load.workload import NAMED
 from ..report.compare import SideError, compare, read_side
 from ..report.tables import comparison_text, terminal_table
+from .extra import readable
 from .judged import decided, written
 from .objectives import PEAK
 from .playbooks import NoProject, command_line, forks, run_plain, run_watched
@@ -46,20 +47,23 @@ def sweep_command(
     extra: Sequence[str] = (),
     as_json: bool = False,
 ) -> int:
-    """Run sweep.yml with a live view. `extra` is what stood behind `-e`, which `variables` hold as well.
+    """Run sweep.yml with a live view. `extra` is what stood behind `-e`; `variables` win over it.
 
     Returns:
         0 when each configuration ended in an outcome, 1 when the sweep itself failed, 130 when it was interrupted.
     """
     out = Console(stderr=True) if as_json else console
     asks = _can_ask(out)
+    typed = Typed(inventory, limit, readable(extra) | variables, extra)
     try:
         # A prompt of the playbook's own would not be seen: its output is read, not shown.
-        fold, status, exit_status = _swept(inventory, limit, variables | {"asks": "caller" if asks else "nobody"}, out)
+        fold, status, exit_status = _swept(
+            inventory, limit, extra, variables | {"asks": "caller" if asks else "nobody"}, out
+        )
         if asks and fold.serving and status != "canceled":
             if not _may_be_stopped(fold.serving, out):
                 return _ended(fold, "Nothing was stopped, and nothing measured.", out, exit_status, as_json=as_json)
-            fold, status, exit_status = _swept(inventory, limit, variables | {"interrupt": True}, out)
+            fold, status, exit_status = _swept(inventory, limit, extra, variables | {"interrupt": True}, out)
     except NoProject as error:
         out.print(str(error), style="red", highlight=False)
         if as_json:
@@ -67,8 +71,8 @@ def sweep_command(
         return _USAGE
     if status == "canceled":
         out.print("Interrupted. Giving the host back ...", highlight=False)
-        back = command_line(inventory, limit, variables | {"sweep_tokens": fold.tokens})
-        run_plain("playbooks/give_back.yml", back, out=sys.stderr if as_json else None)
+        with command_line(inventory, limit, extra, variables | {"sweep_tokens": fold.tokens}) as back:
+            run_plain("playbooks/give_back.yml", back, out=sys.stderr if as_json else None)
         if fold.folder is not None:
             try:
                 _written(Path(fold.folder))
@@ -86,7 +90,7 @@ def sweep_command(
         told = _tell_machines(Path(fold.folder), fold.errors)
         return exit_status or told
     try:
-        shown = _show(Path(fold.folder), out, Typed(inventory, limit, variables, extra))
+        shown = _show(Path(fold.folder), out, typed)
     except CampaignError as error:
         out.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         shown = _FAILED
@@ -98,15 +102,17 @@ def _can_ask(out: Console) -> bool:
     return out.is_terminal and sys.stdin is not None and sys.stdin.isatty()
 
 
-def _swept(inventory: list[str], limit: str | None, variables: dict[str, Any], out: Console) -> tuple[Sweep, str, int]:
+def _swept(
+    inventory: list[str], limit: str | None, extra: Sequence[str], variables: dict[str, Any], out: Console
+) -> tuple[Sweep, str, int]:
     """Run sweep.yml and show it: (what its events tell, ansible-runner's status, exit status)."""
     fold = Sweep(forks=forks())
     view = LiveView(out) if out.is_terminal else PlainView(out)
     stopping = _Interrupts(out, view)
-    with stopping, view:
+    with stopping, view, command_line(inventory, limit, extra, variables) as arguments:
         status, exit_status = run_watched(
             "sweep.yml",
-            command_line(inventory, limit, variables),
+            arguments,
             lambda event: view.show(fold, fold.take(event)),
             stopping.asked,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import configparser
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -14,6 +13,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+
+from .extra import in_files
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -36,19 +37,27 @@ def project() -> Path:
     return PROJECT
 
 
+@contextlib.contextmanager
 def command_line(
-    inventory: Sequence[str], limit: str | None, variables: Mapping[str, Any], further: Sequence[str] = ()
-) -> list[str]:
-    """ansible-playbook's arguments behind the playbook's name."""
+    inventory: Sequence[str],
+    limit: str | None,
+    extra: Sequence[str],
+    variables: Mapping[str, Any],
+    further: Sequence[str] = (),
+) -> Iterator[list[str]]:
+    """ansible-playbook's arguments behind the playbook's name, while the files that they name are there.
 
+    Args:
+        extra: what stood behind `-e`.
+        variables: these win over it.
+    """
     arguments = [
         word for name in inventory for word in ("-i", str(Path(name).absolute() if Path(name).exists() else name))
     ]
     if limit:
         arguments += ["--limit", limit]
-    if variables:
-        arguments += ["-e", json.dumps(dict(variables))]
-    return [*arguments, *further]
+    with tempfile.TemporaryDirectory(prefix="shardsweep-") as scratch:
+        yield [*arguments, *in_files(extra, variables, Path(scratch)), *further]
 
 
 def environment() -> dict[str, str]:

@@ -300,7 +300,7 @@ def load(text: bytes | str, where: str = "record") -> Record:
     """
     try:
         version = msgspec.json.decode(text, type=_Versioned).schema_version
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise RecordError(f"{where} is not a record: {error}") from error
     if version > SCHEMA_VERSION:
         raise RecordError(
@@ -313,7 +313,7 @@ def load(text: bytes | str, where: str = "record") -> Record:
         if unknown := {name: msgspec.json.decode(raw) for name, raw in parts.items() if name not in _KNOWN}:
             record = msgspec.structs.replace(record, unknown=unknown)
         return record
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise RecordError(f"{where} is not a record of schema version {version}: {error}") from error
 
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from .turns import HostSweep
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_RAW = re.compile(r"requests-[\w-]+\.jsonl\.zst")
+_LONGEST_NAME = 200
+"""Bytes of a raw file's name: with what it is called on its way it is still one of a file."""
 _COPY = ".record-copy.json"  # hidden: a report lists what lies beside a record
 MOST_BYTES = 64 << 20
 """More than any record: what comes from a host is bounded."""
@@ -88,10 +91,10 @@ class Campaign:
         try:
             return rec.load(path.read_bytes(), str(path))
         except FileNotFoundError:
-            return None
+            pass  # nothing yet, or somebody was killed between setting it aside and putting its copy there
         except rec.RecordError:
             _set_aside(path)
-            return self._restored(path)
+        return self._restored(path)
 
     def _restored(self, path: Path) -> rec.Record | None:
         """A record from its copy; None where that cannot be read either."""
@@ -118,6 +121,8 @@ class Campaign:
                     rec.load(path.read_bytes(), str(path))
                 except rec.RecordError:
                     moved.append(_set_aside(path))
+            for copy in sorted(self.folder.glob(f"*/*/*/{_COPY}")):
+                if not (path := copy.with_name("record.json")).exists():
                     self._restored(path)
             for path in sorted(self.folder.glob("*/sweep.json")):
                 try:
@@ -162,6 +167,10 @@ class Campaign:
                 if skip_broken:
                     continue
                 raise StoreError(f"{error} Move it away to write the report without it.") from error
+        for copy in sorted(self.folder.glob(f"*/*/*/{_COPY}")):
+            if not copy.with_name("record.json").exists():
+                with contextlib.suppress(rec.RecordError):
+                    found.append(rec.load(copy.read_bytes(), str(copy)))
         return found
 
     def folder_of(self, record: rec.Record) -> Path:
@@ -197,21 +206,30 @@ class Campaign:
         self.write(self.folder / sweep.host / "sweep.json", _json(sweep))
 
     def keep_requests(self, record: rec.Record, files: dict[str, str]) -> None:
-        """Keep raw files of a record's points that came with it: {name: content in base64}. None is replaced."""
+        """Keep raw files of a record's points that came with it: {name: content in base64}. None is replaced.
+
+        Raises:
+            StoreError: a content is not base64.
+        """
         named = {point.raw for point in record.points}
         for name in named.intersection(files):
             path = self.raw_file(record, name)
-            if not path.exists():
-                self.write(path, base64.b64decode(files[name]))
+            if path.exists():
+                continue
+            try:
+                content = base64.b64decode(files[name], validate=True)
+            except ValueError as error:
+                raise StoreError(f"{name} of {record.configuration.name} came with no content: {error}.") from error
+            self.write(path, content)
 
     def raw_file(self, record: rec.Record, name: str) -> Path:
         """Where a point's raw file lies.
 
         Raises:
-            StoreError: its name leads elsewhere.
+            StoreError: its name leads elsewhere, or is another file's.
         """
-        if "/" in name or name.startswith("."):
-            raise StoreError(f"The record of {record.configuration.name} names a raw file outside its folder.")
+        if not is_raw_name(name):
+            raise StoreError(f"The record of {record.configuration.name} names a raw file that is none: {name[:80]!r}.")
         return self.folder_of(record) / name
 
     def write(self, path: Path, content: bytes) -> None:
@@ -272,6 +290,11 @@ class Campaign:
         with (self.folder / ".lock").open("w") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
+
+
+def is_raw_name(name: str | None) -> bool:
+    """Whether a point's raw file may be called so: it comes from a host, and becomes a path."""
+    return bool(name) and bool(_RAW.fullmatch(name)) and len(name.encode()) <= _LONGEST_NAME
 
 
 def part_of(path: Path) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..engine.configuration import measured_inputs
 from ..load.further import OPEN
 from ..load.workload import NAMED
 from . import schedule
@@ -71,6 +72,8 @@ class HostSweep(msgspec.Struct, frozen=True, kw_only=True):
     taken: list[Taken] = []
     before: dict[str, int] = {}
     """With `retry=all`: how many starts of each there were."""
+    through: bool | None = None
+    """Whether it was asked for a turn when none was left; one that was cut off was not. None: it is not known."""
     skipped: list[dict[str, Any]] = []
     """What it is not going to try, and why, as of its last turn."""
     carried: list[dict[str, Any]] = []
@@ -156,14 +159,31 @@ def _not_measured(sweep: HostSweep) -> str:
     return ""
 
 
-def opened(sweep: HostSweep, records: Iterable[Record], now: dt.datetime) -> HostSweep:
-    """The sweep as it begins."""
+def opened(
+    sweep: HostSweep, records: Iterable[Record], now: dt.datetime, earlier: HostSweep | None = None
+) -> HostSweep:
+    """The sweep as it begins.
+
+    Args:
+        earlier: the host's last one. Where it was this one, and was cut off, its starts are those of this one.
+    """
     before: dict[str, int] = {}
-    if sweep.asked.retry == "all":
+    if earlier is not None and _goes_on(sweep, earlier):
+        before = earlier.before
+    elif sweep.asked.retry == "all":
         for record in _own(sweep, records):
             name = record.configuration.name
             before[name] = max(before.get(name, 0), record.start_number)
-    return msgspec.structs.replace(sweep, began_at=now.isoformat(timespec="seconds"), taken=[], before=before)
+    return msgspec.structs.replace(
+        sweep, began_at=now.isoformat(timespec="seconds"), taken=[], before=before, through=False
+    )
+
+
+def _goes_on(sweep: HostSweep, earlier: HostSweep) -> bool:
+    def inputs(of: HostSweep) -> dict[str, str]:
+        return {name: known.fingerprint for name, known in of.fingerprints.items()}
+
+    return earlier.through is False and earlier.asked == sweep.asked and inputs(earlier) == inputs(sweep)
 
 
 def with_looks(sweep: HostSweep, looks: int) -> HostSweep:
@@ -226,7 +246,8 @@ def _stands(sweep: HostSweep, record: Record) -> bool:
     """Whether a record of an earlier sweep is left as it is."""
     retry = sweep.asked.retry
     if record.outcome == "failed" and record.failure is not None:
-        return not (retry in ("failed", "all") or (retry == "may_pass" and record.failure.may_pass))
+        # With `all` it is one of this sweep's own, from before it was cut off.
+        return not (retry == "failed" or (retry in ("may_pass", "all") and record.failure.may_pass))
     if not record.complete and record.outcome == "measured":
         return False  # whole perhaps, but not closed: its host was lost before it could be, and has no fact of it
     # A first start has the whole ladder; a later one only the rungs that it was made for.
@@ -267,7 +288,7 @@ def look(sweep: HostSweep, records: Sequence[Record], now: dt.datetime) -> Outlo
 def taken(sweep: HostSweep, found: Outlook) -> HostSweep:
     """The sweep with the next turn handed out, if there is one."""
     turns = [Taken(turn.configuration, turn.start_number) for turn in found.turns[:1]]
-    return msgspec.structs.replace(sweep, taken=[*sweep.taken, *turns], skipped=found.skipped)
+    return msgspec.structs.replace(sweep, taken=[*sweep.taken, *turns], skipped=found.skipped, through=not turns)
 
 
 def told(sweep: HostSweep, records: Sequence[Record], turn: schedule.Turn) -> dict[str, Any]:
@@ -335,16 +356,18 @@ def measured_otherwise(sweep: HostSweep, records: Iterable[Record]) -> list[dict
         old = newest.get(name)
         if old is None or old.fingerprint == known.fingerprint or not old.fingerprint_of:
             continue
-        changes = [key for key in known.of if known.of[key] != old.fingerprint_of.get(key)]
-        what = ", ".join(_change(key, old.fingerprint_of.get(key), known.of[key]) for key in changes)
-        rows.append({"configuration": name, "changed": what})
+        before = measured_inputs(old.fingerprint_of)
+        changes = [key for key in known.of if known.of[key] != before.get(key)]
+        what = ", ".join(_change(key, before.get(key), known.of[key]) for key in changes)
+        # A record of an earlier version of these tools: the inputs are the same, what is kept of them is not.
+        rows.append({"configuration": name, "changed": what or "by tools that counted other inputs"})
     return rows
 
 
 def _change(key: str, old: Any, new: Any) -> str:
     if isinstance(old, dict) and isinstance(new, dict):
         parts = [k for k in dict.fromkeys([*old, *new]) if old.get(k) != new.get(k)]
-        return ", ".join(f"{key} {part} {old.get(part)} to {new.get(part)}" for part in parts)
+        return ", ".join(f"{key} {part} {old.get(part, '(none)')} to {new.get(part, '(none)')}" for part in parts)
     if isinstance(old, list) and isinstance(new, list):
         gone, come = [x for x in old if x not in new], [x for x in new if x not in old]
         return f"{key} {' '.join(map(str, gone)) or '(none)'} to {' '.join(map(str, come)) or '(none)'}"

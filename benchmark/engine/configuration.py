@@ -29,6 +29,8 @@ OWNED_BY_ROLES = {
 }
 """Settings of a host, not of a configuration -> the role default that holds them."""
 
+_WHERE_IT_LISTENS = ("--host", "--port", "--served-model-name")
+
 RESERVED = {
     "engine": "what the role sglang installed",
     "model": "what the role sglang_model found",
@@ -37,7 +39,7 @@ RESERVED = {
 """Names whose host fact (`sglang_NAME.fact`) tells something else than a configuration's record."""
 
 PLACES = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CUDA_HOME", "HOME")
-"""Variables that say where things lie. What lies there is told by the engine's release and packages."""
+"""Variables that say where things lie. What lies there is told by the engine's release and environment."""
 
 
 class ConfigurationError(ValueError):
@@ -87,6 +89,12 @@ def _checked(name: str, entry: Any) -> dict[str, Any]:
     for key in entry.get("engine") or {}:
         _refuse_foreign(where, str(key))
     refuse_secrets(where, entry.get("environment") or {})
+    for part in ("description", "hypothesis"):
+        if secrets.tells_secret(entry.get(part)):
+            raise ConfigurationError(
+                f"{where}: its {part} holds what looks like a key, a token or a password, and stands in its unit, its "
+                "record and the report. Take it out."
+            )
     return dict(entry)
 
 
@@ -223,6 +231,28 @@ def measured_environment(environment: Mapping[str, Any], own: Mapping[str, Any] 
     """
     rendered, _ = _environment(environment, own, None)
     return {name: text for name, text in rendered.items() if name not in PLACES}
+
+
+def measured_inputs(of: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the inputs of a measurement what may change it: not where the engine listens, nor under which name it serves,
+    nor, where the revision of the model's files is known, in which folder they lie.
+
+    Args:
+        of: {"arguments": [words], "model": {"name", "path", "revision"}, "engine": {"name", "version", "environment"},
+            and what else there is}; what this function returned comes back as it is.
+    """
+    of = dict(of)
+    left_out = set(_WHERE_IT_LISTENS)
+    if isinstance(model := of.get("model"), Mapping):
+        revision = model.get("revision")
+        of["model"] = {"revision": revision} if revision else {"path": model.get("path") or ""}
+        left_out |= {"--model-path"} if revision else set()
+    if isinstance(words := of.get("arguments"), list):
+        pairs = zip(["", *words], words, strict=False)
+        of["arguments"] = [word for before, word in pairs if before not in left_out and word not in left_out]
+    if isinstance(engine := of.get("engine"), Mapping):
+        of["engine"] = {key: value for key, value in engine.items() if value}
+    return of
 
 
 def environment_warnings(

@@ -19,6 +19,7 @@ _NO_PASSWORD = (
     "fusion",
     "first",
     "second",
+    "last",
     "single",
     "multi",
     "per",
@@ -31,14 +32,16 @@ def _none_of(words: tuple[str, ...]) -> str:
 
 
 _NAME = re.compile(
-    r"(^|[-_])(secret([-_]key)?|passw(or)?d|passphrase|credentials?|authorization|connection[-_]string"
-    r"|(api|access|private|account|storage|signing|encryption|master|shared|session|ssh|license)[-_]?key"
+    r"((^|[-_])(secret([-_]keys?)?|passw(or)?ds?|passphrase|credentials?|authorization|connection[-_]string"
+    r"|(api|access|private|account|storage|signing|encryption|master|shared|session|ssh|license)[-_]?keys?"
     r"|(hf|hub|api|access|auth|bearer|refresh|user|github|gitlab|registry)[-_]tokens"
-    rf"|{_none_of(_NO_ACCESS)}token)$"
-    rf"|[-_](pwd|pat|{_none_of(_NO_PASSWORD)}pass)$"
+    rf"|{_none_of(_NO_ACCESS)}token)"
+    rf"|[-_](pwd|pat|{_none_of(_NO_PASSWORD)}pass)"
     # Of variables any key: in free text `key: value` is a mapping's.
-    rf"|(?-i:[A-Z0-9]_{_none_of(_NO_LOCK)}KEY$)"
-    r"|(api[-_]?key|secret|passw(or)?d)$",
+    rf"|(?-i:[A-Z0-9]_{_none_of(_NO_LOCK)}KEY|(^|[A-Z0-9]_)(AUTH|BEARER|JWT|COOKIES?|DSN|WEBHOOK(_URL)?))"
+    r"|(api[-_]?keys?|secrets?|passw(or)?ds?))"
+    # One of several: HF_TOKEN_1.
+    r"([-_]\d{1,3})?$",
     re.IGNORECASE,
 )
 # Up to the last @: a password may hold one. A bounded scheme, so that a word of any length is read once.
@@ -49,20 +52,35 @@ REMOVED = "REMOVED"
 _FLAG = re.compile(r"""(?<![\w-])(--?[A-Za-z][\w-]{0,200})(?:\s+|["'],\s*)(?!--)""")
 _NAMED = re.compile(r"""(?<![\w-])-{0,2}([A-Za-z_][\w-]{0,200})\\?["']?\s*[=:]\s*""")
 _VALUE = re.compile(
-    r"""(?P<escaped>\\"[^"\\]*\\")|(?P<double>"(?:[^"\\]|\\.)*")|(?P<single>'(?:[^'\\]|\\.)*')"""
+    r"""[bru]{0,2}(?:(?P<escaped>\\"[^"\\]*\\")|(?P<double>"(?:[^"\\]|\\.)*")|(?P<single>'(?:[^'\\]|\\.)*'))"""
+    r"""|(?P<list>\[[^\]]{0,4000}\])|(?P<mapping>\{[^}]{0,4000}\})|(?P<tuple>\([^)]{0,4000}\))"""
     r"""|(?:Basic|Bearer|Digest|Token|Negotiate)\s+[^\s,"']+|[^\s,"']+"""
 )
+_AROUND = {"escaped": ('\\"', '\\"'), "double": ('"', '"'), "single": ("'", "'")} | {
+    "list": ("[", "]"),
+    "mapping": ("{", "}"),
+    "tuple": ("(", ")"),
+}
 _BY_ITSELF = re.compile(
     # With a digit or a capital: `hf_checkpoints` is a folder.
     r"\b(hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[opsu]_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,}"
     r"|github_pat_\w{16,}|glpat-[\w-]{8,}|nvapi-[\w-]{8,}|xox[a-z]-[\w-]{8,}"
+    r"|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*|(?<=hooks\.slack\.com/services/)[\w/-]+"
     r"|(?:Bearer|Basic)\s+[\w.~+/=-]{6,})"
+)
+# What goes by other names: a header to the end of its line, a signed URL, `curl -u me:password` (1000:1000 is a user).
+_ELSEWHERE = re.compile(
+    r"""(?P<header>(?i:(?<![\w-])(?:set-)?cookie["']?\s*:(?!\s*b?["']?REMOVED)\s*(?:b?["'])?))[^\s"'][^\n"']*"""
+    r"""|(?P<signed>(?i:[?&]sig|x-(?:amz|goog|oss)-signature)=)(?!REMOVED)[^&\s"']+"""
+    r"""|(?P<user>(?<![\w-])(?:-u|--user|--proxy-user)(?:\s+|=|["'],\s*)["']?"""
+    r"""(?!\d+:\d+(?!\w))[^\s:"'/]+:)(?!REMOVED)[^\s"']+"""
 )
 _PATH = re.compile(r"/[\w./+-]*")
 """A folder may be called as a token looks; nobody keeps one in its name."""
+_IN_PROSE = re.compile(r"(\btokens?):(?=\s)", re.IGNORECASE)
 _SWITCHES = ("", "0", "1", "true", "false")
 """What a variable that only turns something on or off holds: HF_HUB_DISABLE_IMPLICIT_TOKEN."""
-_NOTHING = ("None", "null", "True", "False", "true", "false", "''", '""')
+_NOTHING = ("None", "null", "True", "False", "true", "false", "''", '""', "[]", "{}", "()")
 
 FLAGS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 """Flags of the engine that hold a secret, which it shows in its log, its process list and /server_info."""
@@ -89,6 +107,11 @@ def holds_secret(value: Any) -> bool:
     return masked(text) != text and not _PATH.fullmatch(text)
 
 
+def tells_secret(prose: Any) -> bool:
+    """Whether a secret is in a sentence, in which `time per token: lower` is none."""
+    return holds_secret(_IN_PROSE.sub(r"\1", str(prose or "")))
+
+
 def secret_variable(environment: Mapping[str, Any]) -> str | None:
     """The first variable that holds a secret, by its name or by its value; None where none does."""
     return next(
@@ -109,6 +132,7 @@ def masked(text: str) -> str:
     """
     for pattern in (_FLAG, _NAMED):
         text = _without_values(pattern, text)
+    text = _ELSEWHERE.sub(lambda found: f"{''.join(part or '' for part in found.groups())}{REMOVED}", text)
     return _BY_ITSELF.sub(REMOVED, without_credentials(text))
 
 
@@ -116,15 +140,22 @@ def _without_values(pattern: re.Pattern[str], text: str) -> str:
     """The text with REMOVED for the value behind each name that the pattern finds and that is a secret's."""
     parts, done = [], 0
     for found in pattern.finditer(text):
-        name, value = found[1], _VALUE.match(text, found.end())
-        if found.start() < done or value is None or not is_secret(name) or _tells_nothing(name, value[0]):
+        name = found[1]
+        if found.start() < done or not is_secret(name):
             continue
-        quote = {"escaped": '\\"', "double": '"', "single": "'"}.get(value.lastgroup or "", "")
-        parts += [text[done : value.start()], quote, REMOVED, quote]
+        value = _VALUE.match(text, found.end())
+        if value is None or _tells_nothing(name, value[0]):
+            continue
+        # Before quotes may be a `b`.
+        before, after = _AROUND.get(value.lastgroup or "", ("", ""))
+        start = value.start(value.lastgroup) if value.lastgroup else value.start()
+        parts += [text[done:start], before, REMOVED, after]
         done = value.end()
     return "".join([*parts, text[done:]])
 
 
 def _tells_nothing(name: str, value: str) -> bool:
-    count = name.lower().endswith("token") and value.strip("()[]{}").replace(".", "", 1).isdigit()
-    return count or value in _NOTHING or value.strip("\\\"'").startswith(REMOVED)
+    # One count, or several, of which a bracket that is open may be all that there is.
+    digits = value.strip("()[]{}").translate(str.maketrans("", "", "., "))
+    count = name.lower().rstrip("-_0123456789").endswith("token") and digits.isdigit()
+    return count or value in _NOTHING or value.strip("\\\"'[({").startswith(REMOVED)

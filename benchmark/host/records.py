@@ -48,8 +48,9 @@ def begin(settings: Settings, context: dict[str, Any]) -> dict[str, Any]:
     """Open the record of one engine start of a configuration, or find the one that was begun before.
 
     Args:
-        context: {"configuration", "arguments", "engine", "model", "workload", "ladder", "further", "plan", "host",
-            "start_number", "nodes"}: what the controller knows. The driver and the GPUs are looked at here.
+        context: {"configuration", "arguments", "engine": {"name", "version", "environment": which one it runs in},
+            "model", "workload", "ladder", "further", "plan", "host", "start_number", "nodes"}: what the controller
+            knows. The driver and the GPUs are looked at here.
 
     Returns:
         {"fingerprint", "key", "start_number", "complete", "outcome", "measured": [concurrencies], "ladder",
@@ -178,7 +179,7 @@ def with_raw(point: rec.Point, raw: str) -> rec.Point:
 def fingerprint_of(context: dict[str, Any], devices: list[gpus.Gpu]) -> dict[str, Any]:
     """What two measurements must share to be one: description and hypothesis may differ, these may not."""
     configuration = context["configuration"]
-    return {
+    of = {
         "arguments": context["arguments"],
         "environment": conf.measured_environment(configuration["environment"], context.get("environment")),
         "engine": context["engine"],
@@ -187,6 +188,7 @@ def fingerprint_of(context: dict[str, Any], devices: list[gpus.Gpu]) -> dict[str
         "driver": devices[0].driver if devices else None,
         "gpus": [gpu.name for gpu in devices],
     }
+    return conf.measured_inputs(of)
 
 
 def is_complete(record: rec.Record) -> bool:

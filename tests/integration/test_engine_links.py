@@ -47,8 +47,11 @@ def engine(site) -> Site:
             ("sglang_service", "installed.yml"),
             ("sglang_service", "validate.yml"),
             ("sglang_service", "render.yml"),
+            ("sglang_benchmark", "defaults.yml"),
         )
     ]
+    kept = {"content": "{{ __sglang_benchmark_shared.engine | to_json }}", "dest": str(site.state / "run/engine.json")}
+    steps.append({"ansible.builtin.copy": kept | {"mode": "0644"}})
     play = {"hosts": "here", "gather_facts": False, "tasks": steps, "vars": {"sglang_service_config": "ep4"}}
     (site.folder / "render.yml").write_text(yaml.safe_dump([play]))
     return site
@@ -59,6 +62,11 @@ def launch(site: Site, **variables) -> str:
     done = site.play(str(site.folder / "render.yml"), **variables)
     assert done.returncode == 0, said(done)
     return (site.state / "run/sglang-ep4.sh").read_text()
+
+
+def measured(site: Site) -> str:
+    """Which engine a record would say was measured."""
+    return json.loads((site.state / "run/engine.json").read_text())["environment"]
 
 
 def fingerprint(text: str) -> str:
@@ -72,12 +80,14 @@ def test_a_unit_names_the_environment_itself_and_an_upgrade_of_the_link_is_anoth
     assert f"exec {old}/bin/python " in before
     assert f"export CUDA_HOME={old}/nvidia\n" in before
     assert f"export PATH={old}/bin:{old}/nvidia/bin:/usr/local/sbin:" in before
+    assert measured(engine) == f"venv-{RELEASE}-aaaaaaaa"
     # Another lock of the same release: what was rendered still names the old one, and what is rendered now is another.
     new = install(engine, "bbbbbbbb")
     after = launch(engine, sglang_release=RELEASE)
     assert str(old) not in after
     assert f"exec {new}/bin/python " in after
     assert fingerprint(before) != fingerprint(after)
+    assert measured(engine) == f"venv-{RELEASE}-bbbbbbbb"
 
 
 def test_one_setting_names_the_release_that_is_installed_and_written_for(engine):
@@ -95,6 +105,7 @@ def test_an_engine_that_the_role_did_not_install_has_no_release_to_differ_from(e
     own = engine.folder / place
     own.mkdir(parents=True)
     assert f"exec {own}/python " in launch(engine, sglang_service_python=f"{own}/python", sglang_release="0.5.11")
+    assert measured(engine) == f"{own}/python"
 
 
 def test_two_releases_for_one_host_are_refused_before_anything_is_installed(engine):

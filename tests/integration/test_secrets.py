@@ -32,9 +32,13 @@ INVENTORY = {
     "ansible_become_password": "PlantedBecomePassword",
     "my_vault_secret": "PlantedVaultVariable",
 }
-PLANTED = ["PlantedInTheControllers", "PlantedCloudKey", "PlantedProxyPassword", *(v for v in INVENTORY.values())]
+BEHIND_E = {"sglang_model_token": "hf_PlantedInAFileOfVariables", "ansible_become_password": "PlantedBehindAnAt"}
+PLANTED = [
+    *("PlantedInTheControllers", "PlantedCloudKey", "PlantedProxyPassword"),
+    *(*INVENTORY.values(), *BEHIND_E.values()),
+]
 # What a user wrote the secret into, and what ansible keeps for one task.
-OWN_INPUTS = ("inventory/hosts.yml",)
+OWN_INPUTS = ("inventory/hosts.yml", "mine.yml")
 
 
 def everything_below(folder: Path):
@@ -82,7 +86,9 @@ def test_a_planted_secret_is_in_nothing_that_a_sweep_writes_or_shows(site, tmp_p
     environment = site.environment() | CONTROLLER | {"TMPDIR": str(scratch)}
     watch = ProcessLists()
     watch.start()
+    (site.folder / "mine.yml").write_text(yaml.safe_dump(BEHIND_E))
     command = [str(BIN / "shardsweep"), "sweep", "ep8", "-i", str(site.inventory), "--concurrencies", "1"]
+    command += ["-e", f"@{site.folder}/mine.yml"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, said(done)
     collect = [str(BIN / "ansible-playbook"), "-i", str(site.inventory), "playbooks/collect.yml", "-vvv"]
@@ -297,7 +303,7 @@ def test_a_mirrors_password_reaches_the_installer_and_no_process_list(site, tmp_
     assert watch.found == set()
     assert password not in said(done)
     found = [name for name, content in everything_below(tmp_path) if password.encode() in content]
-    assert found == list(OWN_INPUTS)
+    assert found == ["inventory/hosts.yml"]
 
 
 @pytest.mark.parametrize("variable", ["sglang_tools_pip_arguments", "sglang_install_arguments"])

@@ -82,9 +82,8 @@ def main(model: str, *folders: str) -> None:
                     f"({said['low']:.0f} to {said['high']:.0f}); a token {1e3 * point.tpot_seconds.mean:5.2f} ms, "
                     f"planned {1e3 * rung['tpot']['expected']:5.2f}"
                 )
-        say(
-            f"  inside the range: {inside} of {sum(len(rates) for rung in measured.values() for rates in rung.values())}"
-        )
+        held = sum(len(rates) for rung in measured.values() for rates in rung.values())
+        say(f"  inside the range: {inside} of {held}")
         for concurrency, rung in sorted(measured.items()):
             found = spearman([fmean(rates) for rates in rung.values()], [planned[concurrency][name] for name in rung])
             say(f"  rank correlation at {concurrency}: {found:.2f} ({len(rung)} configurations)")

@@ -133,6 +133,38 @@ def test_a_start_is_handed_out_once_and_the_last_answer_has_none(campaign, monke
     assert asks(campaign, monkeypatch, capsys, measured("ep8"))["turn"] == {}
 
 
+def test_a_sweep_of_further_starts_that_is_opened_again_goes_on(tmp_path, monkeypatch, capsys):
+    campaign = Campaign(tmp_path, "c")
+    for name in ("tp8", "ep8"):
+        campaign.put(msgspec.structs.replace(measured(name), complete=True))
+
+    def order(verb):
+        told = a_full_sweep(campaign, monkeypatch, capsys, verb, confidence="quick", retry="all")
+        return [(turn["configuration"], turn["start_number"]) for turn in told["order"]]
+
+    assert order("open") == [("tp8", 2), ("ep8", 2)]
+    asks(campaign, monkeypatch, capsys)
+    campaign.put(msgspec.structs.replace(measured("tp8"), start_number=2, complete=True))
+    # Killed here.
+    assert order("foresee") == order("open") == [("ep8", 2)]
+    asks(campaign, monkeypatch, capsys)
+    asks(campaign, monkeypatch, capsys, msgspec.structs.replace(measured("ep8"), start_number=2, complete=True))
+    assert order("foresee") == [("tp8", 3), ("ep8", 3)]
+
+
+def test_what_is_rejected_has_a_record_of_the_engine_it_was_rejected_for(tmp_path, monkeypatch, capsys):
+    entry = {"name": "tp3", "verdict": "rejected", "sentence": "It does not divide.", "plan": {}}
+    entry["configuration"] = {"name": "tp3", "description": "Three", "engine": {"tp_size": 3}, "environment": {}}
+    engine = {"name": "sglang", "version": "0.5.23", "environment": "venv-0.5.23-aaaaaaaa"}
+    about = {"engine": engine, "model": {"name": "m"}, "workload": "quick"}
+    said = {"host": "h1", "plan": [entry], "fingerprints": {}, "asked": {"ladder": [1]}, "about": about}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(said)))
+    assert verbs.main(["--campaigns", str(tmp_path), "--campaign", "c", "open", "--host", "h1"]) == 0
+    (record,) = Campaign(tmp_path, "c").records()
+    assert record.engine == rec.Engine(name="sglang", version="0.5.23")
+    assert record.fingerprint_of["engine"] == engine
+
+
 def test_the_report_is_written_when_it_is_old_and_at_the_end(campaign, monkeypatch, capsys):
     page, decision = campaign.folder / "report.html", campaign.folder / "decision.json"
     asks(campaign, monkeypatch, capsys)

@@ -7,6 +7,7 @@ import io
 import json
 
 import msgspec
+import pytest
 from builders import a_point, a_record
 
 from benchmark.campaign import __main__ as verbs
@@ -80,3 +81,37 @@ def test_only_files_that_the_record_names_are_kept(tmp_path, monkeypatch, capsys
         "record.json",
     ]
     assert rec.load((tmp_path / "c/h1/ep4" / ("f" * 64) / "record.json").read_bytes(), "it").points
+
+
+RAW = "requests-quick-c001.jsonl.zst"
+POINT = msgspec.structs.replace(a_point(1, 90.0), raw=RAW, started_at="2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("raw", "requests", "words"),
+    [
+        (RAW, [1], "are no files"),
+        (RAW, {RAW: 5}, "are no files"),
+        (RAW, {RAW: "!!no base64"}, "came with no content"),
+        ("record.json", {"record.json": "YWJj"}, "names a raw file that is none: 'record.json'"),
+        (".record-copy.json", {}, "names a raw file that is none"),
+        ("../requests-quick-c001.jsonl.zst", {}, "names a raw file that is none"),
+        ("requests-" + "x" * 300 + ".jsonl.zst", {}, "names a raw file that is none"),
+        ("requests-a\0b.jsonl.zst", {}, "names a raw file that is none"),
+    ],
+)
+def test_a_host_that_tells_nonsense_of_its_requests_is_refused_in_a_sentence(
+    tmp_path, monkeypatch, capsys, raw, requests, words
+):
+    record = a_record(points=[msgspec.structs.replace(POINT, raw=raw)], outcome="measured")
+    said = json.dumps({"record": rec.dump(record).decode(), "requests": requests})
+    monkeypatch.setattr("sys.stdin", io.StringIO(said))
+    assert verbs.main(["--campaigns", str(tmp_path), "--campaign", "c", "put", "--host", "h1"]) == 2
+    assert words in capsys.readouterr().err
+    assert raw == RAW or not list(tmp_path.rglob("record.json"))
+
+
+def test_a_record_of_endless_brackets_is_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"schema_version": 1, "plan": ' + "[" * 100_000))
+    assert verbs.main(["--campaigns", str(tmp_path), "--campaign", "c", "put", "--host", "h1"]) == 2
+    assert "is not a record" in capsys.readouterr().err

@@ -81,6 +81,28 @@ def test_a_broken_record_is_named_and_nothing_is_lost(tmp_path):
     assert path.exists()
 
 
+@pytest.mark.parametrize("mend", ["by the next sweep", "by the host's next record", "by nobody yet"])
+def test_a_record_whose_copy_alone_is_left_is_not_lost(tmp_path, mend):
+    """Killed after a broken record was set aside, before its copy took its place."""
+    campaign, record = Campaign(tmp_path, "c"), a_record(outcome="measured", points=[a_point(1, 10.0)])
+    path = campaign.put(record) / "record.json"
+    path.rename(path.with_suffix(".broken"))
+    if mend == "by the next sweep":
+        campaign.set_aside_broken()
+    if mend == "by the host's next record":
+        campaign.put(a_record(outcome="skipped"))  # begun anew there
+    assert path.exists() == (mend != "by nobody yet")
+    assert [found.points for found in campaign.all_records()] == [record.points]
+
+
+def test_a_record_that_was_moved_away_with_a_broken_copy_is_gone(tmp_path):
+    campaign = Campaign(tmp_path, "c")
+    path = campaign.put(a_record()) / "record.json"
+    path.with_name(".record-copy.json").write_text("half")
+    path.unlink()
+    assert (campaign.set_aside_broken(), campaign.all_records()) == ([], [])
+
+
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     campaign = Campaign(tmp_path, "c")
     record = a_record()

@@ -164,6 +164,40 @@ def test_starting_everything_once_more_goes_on_where_it_was():
     assert coming(sweep, records) == [("ep8", 2), ("ep4", 2)]
 
 
+def test_starting_everything_once_more_makes_no_start_twice_however_often_it_is_killed():
+    records, last, made, hour = [done("tp8"), done("ep8"), done("ep4")], None, [], NOON
+    while last is None or not last.through:
+        sweep = turns.opened(a_sweep(retry="all"), records, hour, last)
+        found = turns.look(sweep, records, hour)
+        last, hour = turns.taken(sweep, found), hour + dt.timedelta(hours=1)
+        # Each second time it is killed before the start that it was given is there.
+        if found.turns and hour.hour % 2:
+            made.append((found.turns[0].configuration, found.turns[0].start_number))
+            records.append(done(*made[-1]))
+    assert made == [("tp8", 2), ("ep8", 2), ("ep4", 2)]
+    # It got to its end, so the same command asks for everything again.
+    assert coming(turns.opened(a_sweep(retry="all"), records, NOON, last), records) == [
+        *(("tp8", 3), ("ep8", 3), ("ep4", 3))
+    ]
+
+
+def test_a_failure_of_a_sweep_that_was_killed_is_not_tried_again_unless_it_may_pass():
+    records = [done("tp8"), done("ep8"), done("ep4")]
+    cut_off = turns.taken(turns.opened(a_sweep(retry="all"), records, NOON), turns.look(a_sweep(), [], NOON))
+    again = [msgspec.structs.replace(failed(name, may_pass=name == "ep8"), start_number=2) for name in ("tp8", "ep8")]
+    assert coming(turns.opened(a_sweep(retry="all"), records + again, NOON, cut_off), records + again) == [
+        *(("ep8", 2), ("ep4", 2))
+    ]
+
+
+@pytest.mark.parametrize("asked", [{"ladder": [1, 16]}, {"names": ["tp8", "ep8"]}])
+def test_another_sweep_does_not_go_on_with_one_that_was_killed(asked):
+    records = [done("tp8", 2), done("ep8"), done("ep4")]
+    cut_off = msgspec.structs.replace(turns.opened(a_sweep(retry="all"), [], NOON), before={"tp8": 1})
+    sweep = turns.opened(a_sweep(retry="all", **asked), records, NOON, cut_off)
+    assert sweep.before["tp8"] == 2
+
+
 def test_a_turn_is_handed_out_once_even_if_it_leaves_nothing_behind():
     sweep = turns.opened(a_sweep(), [], NOON)
     for name in ("tp8", "ep8", "ep4"):
@@ -183,6 +217,32 @@ def test_other_inputs_do_not_count_and_it_says_what_changed():
     assert turns.measured_otherwise(sweep, [old]) == [{"configuration": "ep8", "changed": "driver 570 to 580"}]
     lines = foreseen_lines(sweep, [old], turns.look(sweep, [old], NOON))
     assert "  ep8: measured before otherwise (driver 570 to 580), so it is measured again." in lines
+
+
+LISTENS = ["--model-path", "/m", "--host", "127.0.0.1", "--port", "30000", "--ep-size", "4"]
+EARLIER = {
+    "driver": "580",
+    "engine": {"name": "sglang", "version": "0.5.23"},
+    "arguments": LISTENS,
+    "model": {"name": "k2", "path": "/m", "revision": "abc"},
+}
+"""The inputs as earlier versions of the tools kept them."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "changed"),
+    [
+        ({"environment": "venv-0.5.23-aaaaaaaa"}, "engine environment (none) to venv-0.5.23-aaaaaaaa"),
+        ({}, "by tools that counted other inputs"),
+    ],
+)
+def test_records_of_earlier_tools_are_measured_again_and_it_says_why(engine, changed):
+    now = {"driver": "580", "engine": EARLIER["engine"] | engine}
+    now |= {"arguments": ["--ep-size", "4"], "model": {"revision": "abc"}}
+    known = {"ep8": turns.Known(fingerprint="new", of=now)}
+    old = done("ep8", fingerprint="old", fingerprint_of=EARLIER)
+    sweep = msgspec.structs.replace(a_sweep(), fingerprints=a_sweep().fingerprints | known)
+    assert turns.measured_otherwise(sweep, [old]) == [{"configuration": "ep8", "changed": changed}]
 
 
 def test_records_of_another_host_do_not_count():

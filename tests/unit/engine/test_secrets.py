@@ -37,6 +37,18 @@ SECRET = "hunter2-Planted"
         f"ServerArgs(model_path='/m', api_key='{SECRET}', tp_size=8)",
         f"curl --proxy-password {SECRET}",
         f"dbpassword: {SECRET}",
+        f"api_key=['{SECRET}']",
+        f'"api_keys": ["none", "{SECRET}"]',
+        f'"api_key": {{"value": "{SECRET}"}}',
+        f"HF_TOKEN_1={SECRET}",
+        f"b'api_key': b'{SECRET}'",
+        f"Cookie: id=1; session={SECRET}",
+        f"{{'set-cookie': 'session={SECRET}; path=/'}}",
+        f"https://blob/m?sv=1&sig={SECRET}",
+        f"https://bucket/m?X-Amz-Signature={SECRET}&x=1",
+        f"curl -u me:{SECRET} http://x",
+        f"['curl', '--user', 'me:{SECRET}']",
+        f"POST https://hooks.slack.com/services/T0/B0/{SECRET}",
     ],
 )
 def test_a_secret_is_removed_in_each_spelling(text):
@@ -47,7 +59,11 @@ def test_a_secret_is_removed_in_each_spelling(text):
 
 
 @pytest.mark.parametrize(
-    "token", ["hf_abcdefgh1234", "sk-abcdefgh1234", "ghp_abcdefghijklmnop1234", "AKIAABCDEFGHIJKL"]
+    "token",
+    [
+        *("hf_abcdefgh1234", "sk-abcdefgh1234", "ghp_abcdefghijklmnop1234", "AKIAABCDEFGHIJKL"),
+        *("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJtZSJ9.abc-def_g", "AIza" + "Sy0123456789" * 3),
+    ],
 )
 def test_what_looks_like_a_token_is_removed_wherever_it_stands(token):
     assert masked(f"401 for {token}!") == "401 for REMOVED!"
@@ -65,6 +81,8 @@ def test_what_looks_like_a_token_is_removed_wherever_it_stands(token):
         "Missing key: model.layers.0.mlp, state_dict_key: lm_head",
         "the forward_pass: eager, eos_token: <|im_end|>",
         "see /srv/hf_checkpoints/x",
+        "token=[101, 102], api_keys=[], docker run -u 1000:1000 image",
+        "python -u run.py http://127.0.0.1:30000, the signature: (a, b)",
     ],
 )
 def test_what_is_none_stays(text):
@@ -82,6 +100,10 @@ def test_what_is_none_stays(text):
         ("MODEL_URL", "https://bucket/m?X-Amz-Credential=AKIAABCDEFGHIJKLMNOP"),
         *((name, "x") for name in ("AZURE_STORAGE_KEY", "OPENAI_KEY", "SIGNING_KEY", "GITHUB_PAT", "DB_PASS")),
         *((name, "x") for name in ("MYSQL_PWD", "HF_TOKENS", "AZURE_STORAGE_CONNECTION_STRING")),
+        *((name, "x") for name in ("SGLANG_API_KEYS", "DB_PASSWORDS", "HF_TOKEN_1", "REGISTRY_AUTH", "SGLANG_JWT")),
+        *((name, "x") for name in ("SESSION_COOKIE", "SLACK_WEBHOOK_URL")),
+        ("HOOK", f"https://hooks.slack.com/services/T0/B0/{SECRET}"),
+        ("EXTRA", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJtZSJ9.abcdef"),
     ],
 )
 def test_a_variable_that_holds_a_secret_is_refused_by_name_or_value(name, value):
@@ -100,6 +122,10 @@ def test_variables_that_only_sound_like_secrets_are_taken():
         "SGLANG_FORWARD_PASS": "eager",
         "SGLANG_CACHE_KEY": "v2",
         "MAX_TOKENS": "4096",
+        "MAX_TOKENS_1": "4096",
+        "TOKENIZER_PATH": "/srv/models/x",
+        "NCCL_P2P_LEVEL": "SYS",
+        "SGLANG_DISABLE_AUTH": "1",
         "KEY_VALUE_STORE": "etcd",
         "EOS_TOKEN": "<|im_end|>",
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
@@ -110,6 +136,22 @@ def test_variables_that_only_sound_like_secrets_are_taken():
         "HF_ENDPOINT": "https://mirror:8080/hf",
     }
     assert secret_variable(harmless) is None
+
+
+@pytest.mark.parametrize("part", ["description", "hypothesis"])
+@pytest.mark.parametrize("text", [f"api_key={SECRET}", "with token: hf_Planted1234Abcd", f"at http://me:{SECRET}@x"])
+def test_a_secret_in_what_is_said_of_a_configuration_is_refused_without_showing_it(part, text):
+    with pytest.raises(configuration.ConfigurationError, match=f"'x': its {part} holds") as refused:
+        configuration.merge_catalogues({"x": {part: f"Experts over 8, {text}.", "engine": {"tp_size": 8}}})
+    assert text not in str(refused.value)
+
+
+def test_what_is_said_of_tokens_is_taken():
+    entry = {
+        "description": "Fewer bytes a token: 8-way experts (NCCL_ALGO=Ring, max_total_tokens=4096).",
+        "hypothesis": "Time per output token: lower at 1, as sk-learn says; tokenizer_path=/m stays.",
+    }
+    assert configuration.merge_catalogues({"x": entry}) == {"x": entry}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from builders import a_point
 
 from benchmark.campaign import record as rec
+from benchmark.engine import flags
 from benchmark.host import preflight, records
 from benchmark.host.settings import HostError, Settings, write_json
 
@@ -60,6 +61,44 @@ def test_what_the_host_gives_every_engine_makes_another_measurement(settings):
     without = records.begin(settings, context() | {"environment": {"NCCL_P2P_DISABLE": True}})
     assert with_p2p["fingerprint"] == records.begin(settings, context())["fingerprint"] != without["fingerprint"]
     assert read(without).fingerprint_of["environment"] == {"NCCL_P2P_DISABLE": "1"}
+
+
+OWN = {"model_path": "/models/k2", "served_model_name": "k2", "host": "127.0.0.1", "port": 30000}
+
+
+def of_the_engine(environment="venv-0.5.23-aaaaaaaa", revision="abc", **own):
+    """The context of ep4 on a host of these settings."""
+    own = OWN | own
+    return context() | {
+        "arguments": [word for line in flags.launch_lines({"ep_size": 4}, "0.5.23", own) for word in line],
+        "engine": {"name": "sglang", "version": "0.5.23", "environment": environment},
+        "model": {"name": own["served_model_name"], "path": own["model_path"], "revision": revision},
+    }
+
+
+@pytest.mark.parametrize(
+    "own", [{"port": 30001}, {"host": "0.0.0.0"}, {"served_model_name": "kimi"}, {"model_path": "/data/models/k2"}]
+)
+def test_where_an_engine_listens_and_its_files_lie_is_the_same_measurement(settings, own):
+    first = records.begin(settings, of_the_engine())
+    assert records.begin(settings, of_the_engine(**own))["key"] == first["key"]
+    # It is kept for show.
+    assert {"/models/k2", "127.0.0.1", "30000"} <= set(read(first).configuration.arguments)
+    assert read(first).model == rec.Model(name="k2", path="/models/k2", revision="abc")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        of_the_engine("venv-0.5.23-bbbbbbbb"),
+        of_the_engine("/opt/own/bin/python"),
+        of_the_engine(revision="abd"),
+        of_the_engine(revision="", model_path="/data/models/k2"),
+    ],
+)
+def test_another_engine_environment_or_model_is_another_measurement(settings, changed):
+    keys = {records.begin(settings, one)["key"] for one in (of_the_engine(), of_the_engine(revision=""), changed)}
+    assert len(keys) == 3
 
 
 def weights(size: int) -> bytes:
