@@ -25,10 +25,19 @@ LOGS = ROOT / ".cache/molecule"
 AT_ONCE = 4
 SECONDS = 2400
 """Of one scenario. The longest takes about seven minutes on two quiet processors, and this is for busy ones."""
+ROUND_SECONDS = {"CHAOS": 300, "CHAOS_UNITS": 60}
+"""Beside that, of each round of the scenario chaos that is asked for: by the playbooks, and by the suite itself."""
 _SHOWN_LINES = 120
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 Results = dict[str, tuple[bool, float]]
+
+
+def limit(scenario: str) -> int:
+    """Seconds that a scenario may take."""
+    if scenario != "chaos":
+        return SECONDS
+    return SECONDS + sum(seconds * int(os.environ.get(name) or 0) for name, seconds in ROUND_SECONDS.items())
 
 
 class Runs:
@@ -63,10 +72,10 @@ class Runs:
                 )
                 self._started.add(process)
             try:
-                status = process.wait(SECONDS)
+                status = process.wait(limit(scenario))
             except subprocess.TimeoutExpired:
                 end(process)
-                log.write(f"\n{scenario} did not end within {SECONDS} s and was ended.\n".encode())
+                log.write(f"\n{scenario} did not end within {limit(scenario)} s and was ended.\n".encode())
                 status = 1
         return status == 0, time.monotonic() - began
 
