@@ -8,6 +8,7 @@ checkout may lie deeper.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -15,9 +16,9 @@ import subprocess
 import sys
 import time
 import xmlrpc.client
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from supervisor.xmlrpc import SupervisorTransport
 
@@ -25,8 +26,13 @@ from .processes import Process, family, of_unit
 from .services import GUARD_UNIT, Activity, ServiceState
 from .settings import HostError, Settings, write_bytes
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 SOCKET = "supervisor.sock"
 _START_SECONDS = 8.0
+_END_SECONDS = 30.0
+"""Of a supervisord that has been told to end: what it still runs by then is the guard, which goes when it is told."""
 _SPAWNED = re.compile(r"spawned: '([^']+)' with pid (\d+)")
 
 _ACTIVITY: dict[str, Activity] = {
@@ -38,6 +44,7 @@ _ACTIVITY: dict[str, Activity] = {
     "EXITED": "failed",
 }
 
+_ENDING = 6
 _NO_SUCH_PROGRAM, _NOT_RUNNING, _ALREADY_STARTED, _ALREADY_ADDED, _STILL_RUNNING = 10, 70, 60, 90, 91
 
 _CONFIGURATION = """\
@@ -62,21 +69,41 @@ files = {units}
 """
 
 
+class EndingError(HostError):
+    """supervisord was told to end by somebody else meanwhile."""
+
+
+def _again_where_it_ended(verb: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Once more where supervisord was ending when it was asked: then there is none, or another."""
+
+    @functools.wraps(verb)
+    def asked(*arguments: _P.args, **settings: _P.kwargs) -> _T:
+        try:
+            return verb(*arguments, **settings)
+        except EndingError:
+            return verb(*arguments, **settings)
+
+    return asked
+
+
 class Supervisord:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._home = settings.state / "supervisor"
 
+    @_again_where_it_ended
     def start(self, unit: str) -> None:
         with self._connected(start=True) as server:
             self._refresh(server, unit)
             self._call(server.supervisor.startProcess, unit, False, pass_over=(_ALREADY_STARTED,))
 
+    @_again_where_it_ended
     def stop(self, unit: str) -> None:
         with self._connected() as server:
             if server is not None:
                 self._call(server.supervisor.stopProcess, unit, False, pass_over=(_NOT_RUNNING, _NO_SUCH_PROGRAM))
 
+    @_again_where_it_ended
     def state(self, unit: str) -> ServiceState:
         with self._connected() as server:
             if server is None:
@@ -136,6 +163,7 @@ class Supervisord:
     def reload(self) -> None:
         """supervisord reads a unit's file again when it starts the unit."""
 
+    @_again_where_it_ended
     def release(self) -> None:
         """End supervisord, unless a program other than the guard runs (the guard has no work without a sweep)."""
         with self._connected() as server:
@@ -171,7 +199,8 @@ class Supervisord:
             if fault.faultCode in pass_over:
                 return None
             log = self._home / "supervisord.log"
-            raise HostError(f"supervisord refused: {fault.faultString}. Its log: {log}.") from fault
+            error = EndingError if fault.faultCode == _ENDING else HostError
+            raise error(f"supervisord refused: {fault.faultString}. Its log: {log}.") from fault
 
     @contextlib.contextmanager
     def _connected(self, *, start: bool = False) -> Iterator[Any]:
@@ -191,11 +220,17 @@ class Supervisord:
 
     @staticmethod
     def _answers(server: Any, transport: SupervisorTransport) -> bool:
-        try:
-            return server.supervisor.getState()["statename"] == "RUNNING"
-        except (OSError, xmlrpc.client.Error):
-            transport.close()  # it keeps a connection that failed, and would send on it again
-            return False
+        """Whether supervisord runs. One that is ending is waited for: none can be started beside it."""
+        deadline = time.monotonic() + _END_SECONDS
+        while True:
+            try:
+                return server.supervisor.getState()["statename"] == "RUNNING"
+            except (OSError, xmlrpc.client.Error) as error:
+                transport.close()  # it keeps a connection that failed, and would send on it again
+                ending = isinstance(error, xmlrpc.client.Fault) and error.faultCode == _ENDING
+                if not ending or time.monotonic() > deadline:
+                    return False
+            time.sleep(0.05)
 
     def _started(self, server: Any, transport: SupervisorTransport) -> Any:
         (self._settings.state / "log").mkdir(parents=True, exist_ok=True)
