@@ -13,7 +13,7 @@ name: breaking
 short_description: a local connection that can be lost
 description: >-
   Lost while the file that BREAKING_CONNECTION names is there; a task that runs a command with BREAKING_AT in it
-  makes it.
+  makes it. A file REFUSED beside it says that somebody has met it.
 extends_documentation_fragment: [connection_pipelining]
 options: {}
 """
@@ -27,5 +27,6 @@ class Connection(Local):
         if moment and moment in cmd:
             cut.touch()
         if cut.exists():
+            cut.with_name("refused").touch()
             raise AnsibleConnectionFailure("Connection timed out")
         return super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
