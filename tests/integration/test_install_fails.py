@@ -55,7 +55,7 @@ def test_a_download_that_fails_says_why_and_not_the_token(site):
 
 
 def test_a_download_that_takes_too_long_says_how_it_goes_on(site):
-    told = download(site, "sleep 20", sglang_model_download_seconds=2)
+    told = download(site, "sleep 60", sglang_model_download_seconds=2)
     assert "it did not end within sglang_model_download_seconds (2). Run this again, which goes on" in told
 
 
