@@ -198,6 +198,7 @@ def test_users_add_configurations_in_their_own_inventory(site):
     assert unit["manager"] == "supervisor"
 
 
+@pytest.mark.long
 def test_a_broken_nvidia_smi_hides_nothing_and_keeps_nothing(site, tools):
     assert site.play("deploy.yml", config="ep4").returncode == 0
     refused = site.play("deploy.yml", config="ep8", interrupt=True, sglang_service_nvidia_smi=["false"])

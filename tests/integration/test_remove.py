@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -82,6 +83,16 @@ def test_folders_that_only_have_our_names_stay(site, home):
     (home / "python/.lock").unlink()
     removed(site)
     assert names(home) == {"venv", "cuda", "python"}
+
+
+def test_a_link_to_cuda_goes_with_the_folder_that_was_made_for_it(site, home):
+    for path in (home / OURS, home / "uv", home / "python"):
+        shutil.rmtree(path)
+    removed(site)  # `venv` leads nowhere now, and may be somebody else's.
+    assert names(home) == {"venv", "cuda"}
+    (home / "venv").unlink()
+    removed(site)
+    assert not home.exists()
 
 
 def test_the_python_of_a_foreign_environment_stays_with_it(site, home):

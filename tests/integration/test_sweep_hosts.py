@@ -21,6 +21,7 @@ def found(site):
     return names, decision
 
 
+@pytest.mark.long
 def test_alike_hosts_share_the_configurations_and_each_has_the_baseline(two):
     done = two.play("sweep.yml", configs="tp8,ep8,pp8", concurrencies="4")
     assert done.returncode == 0, said(done)
