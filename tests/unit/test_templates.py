@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jinja2
@@ -13,6 +15,8 @@ from ansible.plugins.filter.core import FilterModule as CoreFilters
 from ansible_collections.shardsweep.serving.plugins.filter.configurations import FilterModule as OurFilters
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from benchmark.engine.unit import ASK_TO_END
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "roles/sglang_service/templates"
@@ -57,6 +61,7 @@ def render(template: str = "sglang.systemd.j2", **changes) -> str:
         "__sglang_service_configuration": {"name": "ep4", "description": "Experts in four groups"},
         "__sglang_service_fingerprint": "f" * 64,
         "__sglang_service_hosts": ["gpu1"],
+        "__sglang_service_node": 0,
         "__sglang_service_module": "sglang.launch_server",
         "__sglang_service_flags": [["--tp-size", "8"]],
         "__sglang_service_environment": {},
@@ -241,6 +246,46 @@ def test_a_stop_takes_all_and_takes_its_time():
     service = service_of(render(sglang_service_stop_seconds=200))
     assert service["KillMode"] == "control-group"
     assert service["TimeoutStopSec"] == "200"
+    assert service["KillSignal"] == "SIGKILL"  # of what the drain has left
+    assert service["ExecStop"] == ASK_TO_END
+
+
+def test_a_stop_asks_the_first_process_alone_and_waits_for_its_end():
+    words = read_words(ASK_TO_END.removeprefix("-"), dollars=True)
+    # A child that ends at SIGTERM, as the engine's do, and their parent, which finishes what is under way.
+    engine = """
+import os, signal, subprocess, sys, time
+child = subprocess.Popen(["sleep", "60"])
+def drain(*_):
+    time.sleep(1)
+    print("child" if child.poll() is None else "no child", flush=True)
+    child.kill()
+    sys.exit()
+signal.signal(signal.SIGTERM, drain)
+print("up", flush=True)
+signal.pause()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", engine], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout.readline() == "up\n"
+        # systemd reaps the engine; here this thread does.
+        reaper = threading.Thread(target=process.wait)
+        reaper.start()
+        asked = subprocess.run(words, env=os.environ | {"MAINPID": str(process.pid)}, timeout=30, check=False)
+        reaper.join()
+        assert (asked.returncode, process.returncode) == (0, 0)
+        assert process.stdout.read() == "child\n"
+
+
+def test_a_stop_of_an_engine_that_is_gone_asks_nobody():
+    words = read_words(ASK_TO_END.removeprefix("-"), dollars=True)
+    without = {name: value for name, value in os.environ.items() if name != "MAINPID"}
+    assert subprocess.run(words, env=without, timeout=30, check=False).returncode == 0
+
+
+def test_a_further_nodes_rank_which_ignores_a_stop_is_not_waited_for():
+    assert "ExecStop" not in service_of(render(__sglang_service_node=1, __sglang_service_hosts=["gpu1", "gpu2"]))
 
 
 def test_limits():
