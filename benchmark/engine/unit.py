@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 
-
 ASK_TO_END = (
-    "-/bin/sh -c '[ -n \"$$MAINPID\" ] || exit 0; kill -TERM \"$$MAINPID\"; "
-    "while kill -0 \"$$MAINPID\" 2>/dev/null; do sleep 0.2; done'"
+    '-/bin/sh -c \'[ -n "$$MAINPID" ] || exit 0; kill -TERM "$$MAINPID"; '
+    'while kill -0 "$$MAINPID" 2>/dev/null; do sleep 0.2; done\''
 )
-"""ExecStop= of an engine: SIGTERM to its first process, which drains, and a wait for its end, which TimeoutStopSec= bounds.
-With `KillMode=control-group` alone its schedulers would have the signal too, and they end at once."""
+"""ExecStop= of an engine: SIGTERM to its first process, which drains, and a wait for its end, which TimeoutStopSec=
+bounds. With `KillMode=control-group` alone its schedulers would have the signal too, and they end at once."""
 
 
 class UnitError(ValueError):
