@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from . import clock, forms
+from . import clock, forms, log_file
 from .services import Manager, engine_unit
 from .serving import running
 from .settings import Settings, read_json, write_json
-from .switch import LOG_BYTES, SWITCH, death, log_since
+from .switch import SWITCH, death
 
 _ASKED_TO_STOP = "SIGTERM received"
 """In the log of an engine that somebody stopped past these tools: systemctl, supervisorctl, a shutdown."""
@@ -50,9 +50,8 @@ def _fallen(settings: Settings, manager: Manager) -> dict[str, Any] | None:
     if unit not in manager.units() or manager.state(unit).running:
         return None
     log = manager.log(unit)
-    size = log.stat().st_size if log.exists() else 0
     begun = running(settings).get(unit, {}).get("log_offset", 0)
-    if _ASKED_TO_STOP in log_since(log, max(begun, size - LOG_BYTES)):
+    if _ASKED_TO_STOP in log_file.since(log, begun):
         return None
     failure = death(settings, name)
     at = log.stat().st_mtime if log.exists() else time.time()

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..engine import lifecycle
 from ..engine.secrets import masked
-from . import clock, engine_http, forms, holding, kept, outside, patience
+from . import clock, engine_http, forms, holding, kept, log_file, outside, patience
 from .managers import manager_for
 from .services import JOB_UNIT, Manager, ServiceState, engine_unit
 from .serving import note_start, running, serving_units
@@ -22,8 +23,6 @@ SWITCH = "switch.json"
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.1, 0.5
 """Between two steps, each twice as long as the one before: what is told to stop is often gone at once, and what loads
 takes minutes."""
-LOG_BYTES = 8 << 20
-"""More than any start writes; a log that is longer is read from its start's end backwards."""
 
 
 def switch(
@@ -214,8 +213,7 @@ def _start(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
 def _watch(settings: Settings, manager: Manager, state: dict[str, Any]) -> None:
     unit = engine_unit(state["configuration"])
     service = manager.state(unit)
-    text = log_since(manager.log(unit), state["start"].get("log_offset", 0))
-    seen = lifecycle.read_log(text)
+    seen = _read(manager.log(unit), state["start"])
     start, elapsed = state["start"], clock.since(state["start"].get("began"))
     _note_stages(start, seen, elapsed)
     patience.note(settings, start, manager.log(unit), manager.processes(unit), ended=seen.fatal)
@@ -263,8 +261,23 @@ def _note_stages(start: dict[str, Any], seen: lifecycle.Lifecycle, elapsed: floa
     stages = start.setdefault("stages", {})
     for name, _ in seen.stages:
         stages.setdefault(name, round(elapsed, 2))
-    start["figures"] = {name: value for name, value in seen.figures.items() if isinstance(value, int)}
-    start["transports"] = dict(seen.transports)
+    # What an earlier look told stays known when it is in the middle of a long log.
+    figures = {name: value for name, value in seen.figures.items() if isinstance(value, int)}
+    start["figures"] = _most(start.get("figures"), figures)
+    start["transports"] = _most(start.get("transports"), seen.transports)
+
+
+def _most(known: Mapping[str, int] | None, told: Mapping[str, int]) -> dict[str, int]:
+    return {**(known or {}), **{name: max(number, (known or {}).get(name, number)) for name, number in told.items()}}
+
+
+def _read(log: Path, start: dict[str, Any]) -> lifecycle.Lifecycle:
+    """What a log tells of a start (of switch.json or running.json)."""
+    stages = start.get("stages") or {}
+    # Kernels are compiled wherever they are missing.
+    passed = [stage for stage in lifecycle.STAGES if stage in stages and stage != "kernels"]
+    known = "ready" if "ready_seconds" in start else passed[-1] if passed else ""
+    return lifecycle.read_log(log_file.since(log, start.get("log_offset", 0)), known)
 
 
 def death(settings: Settings, name: str) -> dict[str, Any] | None:
@@ -275,12 +288,7 @@ def death(settings: Settings, name: str) -> dict[str, Any] | None:
     if service.running:
         return None
     start = running(settings).get(unit, {})
-    offset = start.get("log_offset", 0)
-    log = manager.log(unit)
-    # The end tells; an engine that measured has written much before it.
-    if log.exists() and log.stat().st_size - offset > LOG_BYTES:
-        offset = log.stat().st_size - LOG_BYTES
-    seen = lifecycle.read_log(log_since(log, offset))
+    seen = _read(manager.log(unit), start)
     state: dict[str, Any] = {}
     failure = _ended(settings, start, service, seen)
     _fail_from(state, failure, f"The engine ended by itself ({service.detail}).", seen)
@@ -302,17 +310,6 @@ def _ended(
         )
         return lifecycle.Failure("crash", seen.stage, said, tuple(seen.last_lines), "Read the end of the engine's log.")
     return failure
-
-
-def log_since(log: Path, offset: int) -> str:
-    """The log from an offset on (from its beginning if it was truncated since), bounded."""
-    try:
-        with log.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(offset if offset <= size else 0)
-            return stream.read(LOG_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _fail_from(

@@ -12,6 +12,8 @@ from ..secrets import masked
 GIB = 1 << 30
 LONGEST_LINE = 2000
 """Characters of a line that are looked at."""
+LEFT_OUT = "... (the middle of the log is left out) ..."
+"""A line in place of those that are not read; no traceback goes on behind it."""
 FRAME = re.compile(r'^\s*File "([^"]{1,400})", line (\d{1,7})')
 """Of a traceback: file and line."""
 _LOOKED_AT = 8 * LONGEST_LINE

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from .causes import CAUSES, CONSEQUENCES
-from .failure import FRAME, LONGEST_LINE, Case, Failure, Line, shown
+from .failure import FRAME, LEFT_OUT, LONGEST_LINE, Case, Failure, Line, shown
 from .memory import place
 
 _EVIDENCE_LINES = 12
@@ -26,7 +26,6 @@ _IGNORED = re.compile(
 )
 _ANY_CAUSE = re.compile("|".join(f"(?:{pattern.pattern})" for pattern, _ in CAUSES), re.IGNORECASE)
 _ANY_CONSEQUENCE = re.compile("|".join(f"(?:{pattern.pattern})" for pattern, _ in CONSEQUENCES), re.IGNORECASE)
-_READY = re.compile(r"server is fired up and ready", re.IGNORECASE)
 _FATAL_WHEN_READY = re.compile(
     r"hit an exception|sigquit|crashed with exit code|Fatal Python error|terminate called|core dumped", re.IGNORECASE
 )
@@ -78,7 +77,7 @@ def _deadly_part(lines: Sequence[Line]) -> tuple[Sequence[Line], bool]:
 
     Once it is ready only what ends the engine counts: a request's own traceback does not.
     """
-    ready = next((number for number, line in enumerate(lines) if _READY.search(line.text[:LONGEST_LINE])), None)
+    ready = next((number for number, line in enumerate(lines) if line.stage == "ready"), None)
     if ready is not None:
         lines = lines[ready + 1 :]
     fatal = _FATAL if ready is None else _FATAL_WHEN_READY
@@ -126,6 +125,8 @@ def _unnamed(lines: Sequence[Line]) -> Failure | None:
             continue
         for end in range(number + 1, min(len(lines), number + _FURTHEST_BLOCK)):
             text = lines[end].text
+            if text == LEFT_OUT:
+                break
             if text[:1] in (" ", "\t", "") or lines[end].stamped:
                 continue
             return _traceback_failure(line, text, _block(lines, end))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..nccl import transport
-from .failure import GIB, LONGEST_LINE, Failure, Line, shown
+from .failure import GIB, LEFT_OUT, LONGEST_LINE, Failure, Line, shown
 from .find import failure_from_exit, find_failure, says_its_end
 
 STAGES = ("process", "distributed", "weights", "kv", "graphs", "kernels", "warmup", "ready")
@@ -83,6 +83,10 @@ _FEW_ARGUMENTS = re.compile(
 )
 _QUIET = ("Decode batch", "Prefill batch", '"GET /', '"POST /')
 """Lines that come by the thousand and tell nothing of a start."""
+_CONNECTIONS = ("NCCL INFO Channel", "NCCL INFO Tree", "NCCL INFO Ring")
+"""As many where NCCL_DEBUG is set: transports, and that a start goes on, but never why it failed."""
+_REQUEST = "Exception in ASGI application"
+_CHAINED = ("Traceback (most recent", "During handling of", "The above exception was")
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,14 @@ class Lifecycle:
     """How many tell of the engine: without those of requests and batches."""
 
 
-def read_log(text: str) -> Lifecycle:
+def read_log(text: str, known: str = "") -> Lifecycle:
     """Follows a start through the engine's log, from its beginning.
 
     Never raises for anything that a log may hold. The first cause counts, not the last line.
+
+    Args:
+        known: the furthest stage that the start is known to have come to. Where the text is LEFT_OUT it has come to it,
+            if not before.
     """
     lines = list(_lines(_bounded(text)))
     first = next((line.seconds for line in lines if line.seconds is not None), None)
@@ -119,11 +127,24 @@ def read_log(text: str) -> Lifecycle:
     graphs: dict[tuple[str, str], float] = {}
     interesting: list[Line] = []
     current: dict[str, str] = {}
-    whole = ""
+    whole, ready, request, connections = "", False, "", 0
     for line in lines:
         if any(word in line.text for word in _QUIET):
+            request = ""
             continue
+        if any(word in line.text for word in _CONNECTIONS):
+            _count_transport(line, transports)
+            connections += 1
+            continue
+        # Of a running engine a request's traceback tells nothing; before, it may be the warm-up's.
+        if ready and _of_request(line, request):
+            request = line.text or "\n"
+            continue
+        request = ""
         interesting.append(line)
+        if line.text == LEFT_OUT and known:
+            whole = _next_stage(whole, known)
+            current = {rank: _next_stage(stage, known) for rank, stage in ({"": ""} | current).items()}
         stage = _stage(line.text)
         if stage and stage not in reached:
             seconds = None if line.seconds is None or first is None else line.seconds - first
@@ -131,9 +152,10 @@ def read_log(text: str) -> Lifecycle:
         if stage:
             whole = _next_stage(whole, stage)
             current[line.rank] = _next_stage(current.get(line.rank, ""), stage)
+        ready = ready or whole == "ready"
         # The server's word that it is ready is for all of its ranks.
         line.stage = whole if whole == "ready" else current.get(line.rank) or current.get("") or "process"
-        _read_figures(line, figures, transports, graphs)
+        _read_figures(line, figures, graphs)
     for name in ("graph_bytes", "prefill_graph_bytes"):
         sizes = [size for (_, kind), size in graphs.items() if kind == name]
         if sizes:
@@ -150,7 +172,7 @@ def read_log(text: str) -> Lifecycle:
         failure=failure,
         fatal=failure is not None and says_its_end(interesting),
         last_lines=tuple(shown(line.text) for line in [line for line in lines if line.text.strip()][-LAST_LINES:]),
-        lines=sum(1 for line in interesting if line.text.strip()),
+        lines=connections + sum(1 for line in interesting if line.text.strip()),
     )
 
 
@@ -186,7 +208,14 @@ def _bounded(text: str) -> str:
     if len(text) <= LARGEST_TEXT:
         return text
     half = LARGEST_TEXT // 2
-    return text[:half] + "\n... (the middle of the log is left out) ...\n" + text[-half:]
+    return joined(text[:half], text[-half:])
+
+
+def joined(head: str, tail: str) -> str:
+    """What there is of a log whose middle is left out: whole lines only, half of one could say something else."""
+    ended = max(head.rfind("\n"), head.rfind("\r")) + 1
+    begun = re.search(r"[\r\n]", tail)
+    return f"{head[:ended]}{LEFT_OUT}\n{tail[begun.end() :] if begun else ''}"
 
 
 def _lines(text: str) -> Iterator[Line]:
@@ -194,6 +223,10 @@ def _lines(text: str) -> Iterator[Line]:
     seconds: float | None = None
     rank = ""
     for raw in re.split(r"\r\n|\n|\r", text):
+        if raw == LEFT_OUT:
+            rank = ""
+            yield Line(raw, rank, seconds, stamped=True)
+            continue
         clean = _ESCAPE.sub("", raw[:_LONGEST_ARGUMENTS]) if "\x1b" in raw else raw[:_LONGEST_ARGUMENTS]
         offset = _OFFSET.match(clean)
         if offset:
@@ -234,6 +267,15 @@ def _stage(text: str) -> str | None:
     return next((stage for stage, pattern in _MARKS if pattern.search(head)), None)
 
 
+def _of_request(line: Line, before: str) -> bool:
+    """Whether a line is of a request's traceback, as uvicorn writes it; `before`: the one before, if that one is."""
+    if _REQUEST in line.text:
+        return True
+    if not before or line.stamped:
+        return False
+    return line.text[:1] in (" ", "\t", "") or line.text.startswith(_CHAINED) or before[:1] in (" ", "\t")
+
+
 def _next_stage(current: str, mark: str) -> str:
     """A start only goes on, except that compiling comes between any two stages and ends with the next mark."""
     if mark == "kernels" or current in ("", "kernels"):
@@ -241,16 +283,15 @@ def _next_stage(current: str, mark: str) -> str:
     return max(current, mark, key=STAGES.index)
 
 
-def _read_figures(
-    line: Line, figures: dict[str, Any], transports: dict[str, int], graphs: dict[tuple[str, str], float]
-) -> None:
+def _count_transport(line: Line, transports: dict[str, int]) -> None:
+    channel = _CHANNEL.search(line.text[:LONGEST_LINE])
+    kind = transport(channel.group(1)[:40]) if channel else ""
+    if kind and (kind in transports or len(transports) < 16):
+        transports[kind] = transports.get(kind, 0) + 1
+
+
+def _read_figures(line: Line, figures: dict[str, Any], graphs: dict[tuple[str, str], float]) -> None:
     text = line.text
-    if "NCCL INFO Channel" in text:
-        channel = _CHANNEL.search(text[:LONGEST_LINE])
-        kind = transport(channel.group(1)[:40]) if channel else ""
-        if kind and (kind in transports or len(transports) < 16):
-            transports[kind] = transports.get(kind, 0) + 1
-        return
     if "server_args=" in text and "server_args" not in figures:
         figures["server_args"] = dict(_few_arguments(text))
         return

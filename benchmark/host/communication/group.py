@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from .. import log_file
 from . import nccl_log
 
 RANKS = Path(__file__).with_name("ranks.py")
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 3.0
 """After one rank has failed the others get this long to tell of it; then they only wait for it."""
-_LOG_BYTES = 8 << 20
 
 Outcome = Literal["ok", "hang", "failed", "wrong", "no torch"]
 
@@ -94,7 +94,7 @@ def run(request: Request, folder: Path, script: Path = RANKS) -> Result:
     finally:
         _end(started)
     return result(
-        request, [_text(log) for log in logs], [p.returncode for p in started], hung, time.monotonic() - began
+        request, [log_file.since(log) for log in logs], [p.returncode for p in started], hung, time.monotonic() - began
     )
 
 
@@ -160,14 +160,6 @@ def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in started:
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits in the kernel is left
             process.wait(_GRACE_SECONDS)
-
-
-def _text(log: Path) -> str:
-    try:
-        with log.open("rb") as stream:
-            return stream.read(_LOG_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def result(request: Request, texts: Sequence[str], codes: Sequence[int | None], hung: bool, seconds: float) -> Result:

@@ -639,6 +639,29 @@ class TestOddLogs:
         assert len(seen.last_lines) <= lifecycle.log.LAST_LINES
         assert all(len(line) <= 2000 for line in seen.last_lines)
 
+    def test_half_a_line_and_what_follows_a_cut_are_no_sentence(self) -> None:
+        head = crash("x").split("\nx\n")[0] + "\n    half of a sour"
+        tail = "ce line\nmodel.layers.1 was loaded\n[2026-11-29 11:49:55 TP1] Process ended\n"
+        text = lifecycle.joined(head, tail)
+        assert text.splitlines()[-4:] == [
+            "    scheduler = Scheduler(",
+            "... (the middle of the log is left out) ...",
+            "model.layers.1 was loaded",
+            "[2026-11-29 11:49:55 TP1] Process ended",
+        ]
+        assert lifecycle.read_log(text).failure is None
+        # Each half is cut where a line ends, a progress bar's among them.
+        assert lifecycle.joined("a\rb", "c\r\nd") == f"a\r{lifecycle.LEFT_OUT}\n\nd"
+        assert lifecycle.joined("a", "b") == f"{lifecycle.LEFT_OUT}\n"
+
+    def test_a_stage_that_is_known_counts_from_the_cut_on(self) -> None:
+        text = lifecycle.joined("[2026-11-29 11:49:52 TP0] Load weight begin. avail mem=93 GB\n", "\nstill here\n")
+        assert lifecycle.read_log(text).stage == "weights"
+        assert lifecycle.read_log(text, "graphs").stage == "graphs"
+        assert lifecycle.read_log(text, "distributed").stage == "weights"
+        # Nothing was left out.
+        assert lifecycle.read_log("still here\n", "graphs").stage == "process"
+
     def test_the_first_traceback_is_found_before_ten_thousand_lines_of_noise(self) -> None:
         noise = '[2026-11-29 11:50:00] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
         assert failure_of(crash("OSError: [Errno 28] No space left on device") + noise * 10_000).kind == "disk_full"

@@ -138,6 +138,15 @@ def test_bus_bandwidth_of_eight_ranks(tmp_path):
     assert result.sizes[1]["bus_bandwidth_bytes_per_second"] == pytest.approx(1.75 * 26_843_545_600)
 
 
+def test_ranks_that_write_more_than_8_mib_are_heard_to_their_end(tmp_path):
+    more = 'for _ in range(9000): print("gpu1:7:9 [0] NCCL INFO " + "x" * 1000)\n'
+    result = group.run(
+        request(), tmp_path / "logs", ranks(tmp_path, GOOD.replace("if rank == 0:", more + "if rank == 0:"))
+    )
+    assert (result.outcome, result.stage, len(result.sizes)) == ("ok", "done", 2)
+    assert result.transports == {"P2P/CUMEM": 2}
+
+
 def test_a_hang_is_named_as_one(tmp_path):
     began = time.monotonic()
     result = group.run(request(seconds=1.5), tmp_path / "logs", ranks(tmp_path, HANGS))
