@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import json_file
+
 _INDEX = "model.safetensors.index.json"
 _PARTIAL = ("*.incomplete", "*.part", "*.partial", "*.aria2", "*.crdownload", "*.download", "*.tmp")
 """What downloaders call a file that is not whole: huggingface_hub, wget and rsync wrappers, aria2, browsers."""
@@ -82,7 +84,7 @@ def look_at(folder: Path) -> ModelFiles:
     problems += _partial(folder)
     problems += _tokenizer(folder)
     python_files = tuple(sorted(path.relative_to(folder).as_posix() for path in _files(folder, "*.py")))
-    code = {name: _code(_json(folder / name, [], needed=False)) for name in _CODE_CONFIGS}
+    code = {name: _code(_json(folder / name, problems, needed=False)) for name in _CODE_CONFIGS}
     foreign = _foreign(folder, [*_code(config), *(named for found in code.values() for named in found)], python_files)
     problems += foreign.values()
     return ModelFiles(
@@ -121,7 +123,7 @@ def _closed(folder: Path) -> str | None:
 
 def _json(path: Path, problems: list[str], *, needed: bool) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_bytes())
+        content = json_file.read(path)
     except FileNotFoundError:
         if needed or path.is_symlink():
             problems.append(f"{path.name} is not in the folder. Fetch the model again; what is there is kept.")
@@ -130,7 +132,7 @@ def _json(path: Path, problems: list[str], *, needed: bool) -> dict[str, Any] | 
         problems.append(f"{path.name} cannot be read by {_user()}: chmod o+r {path}.")
         return None
     except (OSError, ValueError) as error:
-        problems.append(f"{path.name} is not JSON ({error}). Fetch it again.")
+        problems.append(f"{path.name} cannot be read as JSON ({error}). Fetch it again.")
         return None
     if not isinstance(content, dict):
         problems.append(f"{path.name} is not a JSON object. Fetch it again.")

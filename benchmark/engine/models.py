@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from . import json_file
 from .formats import PLAIN, Formats, read_formats
 
 MOST_LAYERS = 10_000
@@ -181,7 +182,7 @@ def load_model(source: str | os.PathLike[str]) -> ModelShape:
             f"Shipped: {', '.join(shipped_models())}."
         )
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json_file.read(path)
     except (OSError, ValueError) as error:
         raise UnknownModel(f"{path} cannot be read as JSON: {error}.") from error
     if isinstance(config, dict) and not config.get("quantization_config"):
@@ -193,7 +194,7 @@ def _separate_quantization(folder: Path) -> dict[str, Any]:
     """What older checkpoints say of their quantization beside config.json, where the engine looks too."""
     for file, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "")):
         try:
-            found = json.loads((folder / file).read_text(encoding="utf-8"))
+            found = json_file.read(folder / file)
         except (OSError, ValueError):
             continue
         if isinstance(found, dict):

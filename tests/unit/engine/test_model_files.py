@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmark.engine import json_file
 from benchmark.engine.model_files import look_at
+from benchmark.engine.models import UnknownModel, load_model
 
 
 def safetensors(path: Path, tensors: dict[str, int], *, cut: int = 0) -> int:
@@ -245,6 +247,20 @@ def test_below_roots_home(tmp_path):
         # pytest's own folders above are closed too; either is named.
         os._exit(0 if "is closed to" in "".join(look_at(folder).problems) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "tokenizer_config.json"])
+def test_json_that_is_too_deep_or_too_large_is_named(model, monkeypatch, name):
+    (model / name).write_text('{"auto_map":' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert f"{name} cannot be read as JSON (it is nested too deeply). Fetch it again." in look_at(model).problems
+    monkeypatch.setattr(json_file, "LARGEST", 199_999)
+    assert f"{name} cannot be read as JSON (it has more than 199999 bytes). Fetch it again." in look_at(model).problems
+
+
+def test_a_plan_names_a_config_that_is_too_deep(model):
+    (model / "config.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(UnknownModel, match=r"config\.json cannot be read as JSON: it is nested too deeply\."):
+        load_model(model)
 
 
 @given(st.binary(max_size=300))
