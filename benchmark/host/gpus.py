@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ QUERY_SECONDS = bounded.SECONDS
 """A driver in trouble (Xid 119) lets nvidia-smi hang; the host is then failed, not waited for."""
 
 _FIELDS = ("index", "name", "uuid", "pci.bus_id", "memory.total", "memory.used", "driver_version", "power.limit")
+_DRIVERS_GPUS = Path("/proc/driver/nvidia/gpus")
 _MIB = 1 << 20
 _BUSY_PERCENT, _LOW_POWER = 99.0, 0.45
 """A GPU that computes draws more than this share of its limit; one that waits for a peer does not."""
@@ -193,6 +195,25 @@ def holders(settings: Settings) -> list[Holder]:
             used = _number(row[2])
             size = None if used is None else int(used * _MIB)
             found.append(Holder(pid=int(row[0]), command=row[1].strip(), bytes=size, uuid=row[3].strip()))
+    return found
+
+
+def bus_id(told: str) -> str:
+    """As sysfs writes it: `00000000:C1:00.0` -> `0000:c1:00.0`."""
+    domain, colon, rest = told.strip().lower().partition(":")
+    return f"{domain[-4:]}:{rest}" if colon and rest.count(":") == 1 else told.strip().lower()
+
+
+def buses_by_minor() -> dict[int, str]:
+    """{minor number of a device file: bus id}, as far as the driver tells: minors need not be in the indices' order."""
+    found = {}
+    for folder in _DRIVERS_GPUS.glob("*"):
+        try:
+            told = (folder / "information").read_text(errors="replace")
+        except OSError:
+            continue
+        if minor := re.search(r"^Device Minor:\s*(\d+)", told, re.MULTILINE):
+            found[int(minor.group(1))] = bus_id(folder.name)
     return found
 
 

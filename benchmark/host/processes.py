@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,6 +23,12 @@ overwrites its environment, unless SPT_NOENV is set in it, as the units do."""
 _CGROUPS = "/sys/fs/cgroup"
 _LISTEN = "0A"
 _LONGEST_COMMAND = 4096
+_GPU_FILE = re.compile(r"/dev/nvidia(\d+)")
+_HOLDS_NO_MEMORY = re.compile(r"\[?(\S*/)?nvidia-(persiste|smi)")
+"""Driver's programs that have the GPUs open. Fifteen characters of its name are all that the kernel keeps of one."""
+_LOOK_SECONDS = 8.0
+_FIRST_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -173,3 +181,52 @@ def _has_socket(pid: int, wanted: set[str]) -> bool:
     except OSError:
         return False
     return False
+
+
+class Openers(msgspec.Struct, frozen=True):
+    """Who has device files of GPUs (/dev/nvidia0) open, whether or not it holds memory there: a monitor holds none."""
+
+    minors: dict[Process, set[int]] = {}
+    """Minor numbers, by process; by its pid in order."""
+    unseen: str = ""
+    """Why there may be others that we cannot see; empty where we see all."""
+
+
+def gpu_openers() -> Openers:
+    """Living processes that have a GPU's device file open, as far as we may see, and without the driver's own."""
+    found: dict[Process, set[int]] = {}
+    unseen = _unseen()
+    deadline = time.monotonic() + _LOOK_SECONDS
+    for pid in sorted(pids()):
+        if time.monotonic() > deadline:
+            unseen = f"there are more processes than can be looked at within {_LOOK_SECONDS:g} s"
+            break
+        minors = _open_gpus(pid)
+        if minors and (process := describe(pid)) and not _HOLDS_NO_MEMORY.match(process.command):
+            found[process] = minors
+    return Openers(found, unseen)
+
+
+def _unseen() -> str:
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = ""
+    if namespace != _FIRST_NAMESPACE:
+        return "processes outside this container are not to be seen in it"
+    return "" if os.geteuid() == 0 else "what other users' processes have open only root sees"
+
+
+def _open_gpus(pid: int) -> set[int]:
+    found: set[int] = set()
+    try:
+        for handle in Path("/proc", str(pid), "fd").iterdir():
+            try:
+                match = _GPU_FILE.fullmatch(str(handle.readlink()))
+            except OSError:
+                continue
+            if match:
+                found.add(int(match.group(1)))
+    except OSError:
+        pass  # it is gone, or another user's
+    return found

@@ -117,28 +117,73 @@ def _memory_held(settings: Settings, overdue: bool, places: list[int] | None) ->
     held = [gpu for gpu in judged if gpu.used_bytes > settings.free_memory_bytes]
     if not held:
         return None
-    uuids = {gpu.uuid for gpu in held}
-    names = [
-        str(processes.describe(holder.pid) or f"pid {holder.pid}: {masked(holder.command)}")
-        for holder in gpus.holders(settings)
-        if holder.uuid in uuids
-    ]
-    amounts = ", ".join(f"GPU {gpu.index} {gpu.used_bytes / (1 << 30):.1f} GiB" for gpu in held)
-    if not overdue:
-        return f"memory of {amounts}"
-    if not names:
-        raise StuckError(
-            "memory_leaked",
-            f"GPU memory is held ({amounts}), and no process shows it.",
-            "It was leaked by a process that is gone: reset the GPU (nvidia-smi --gpu-reset -i N), or reboot the host.",
+    if overdue:
+        raise _stuck_memory(settings, held)
+    return f"memory of {_amounts(held)}"
+
+
+def _stuck_memory(settings: Settings, held: list[gpus.Gpu]) -> StuckError:
+    """Who is to be asked for the memory of these GPUs."""
+    listed = gpus.holders(settings)
+    by_gpu = {gpu.index: [holder for holder in listed if holder.uuid == gpu.uuid] for gpu in held}
+    # nvidia-smi lists nobody in most containers, and elsewhere none that draws. Of simulated GPUs it lists all.
+    silent = [gpu for gpu in held if not by_gpu[gpu.index]] if settings.engine != "simulated" else []
+    openers = processes.gpu_openers() if silent else processes.Openers()
+    # Whoever computes on one GPU has others open too, and it is known where it holds memory.
+    known = {holder.pid for holder in listed}
+    strangers = {process: minors for process, minors in openers.minors.items() if process.pid not in known}
+    opened = {gpu.index: found for gpu in silent if (found := _with_open(gpu, strangers))}
+    told = {_name(holder) for found in by_gpu.values() for holder in found}
+    told |= {str(process) for found in opened.values() for process in found}
+    if not told:
+        return _held_by_nobody(held, openers.unseen)
+    named = [gpu for gpu in held if by_gpu[gpu.index] or gpu.index in opened]
+    sentence = f"Blocked by {'; '.join(sorted(told))}: GPU memory is held ({_amounts(named)})."
+    advice = (
+        "Stop that process (it is not ours, so it was left alone), or leave its GPUs out of the configuration "
+        "(CUDA_VISIBLE_DEVICES in its environment, or base_gpu_id)."
+    )
+    if opened:
+        places = ",".join(map(str, opened))
+        sentence += f" On GPU {places} nvidia-smi lists no process: named is who has the device file open."
+        advice += (
+            " A monitor, such as dcgm-exporter, holds no memory: where only such are named, it was leaked. Stop them "
+            f"then, and reset the GPU (nvidia-smi --gpu-reset -i {places})."
+        )
+    return StuckError("blocked_by_others", sentence, advice, sorted(told), may_pass=True)
+
+
+def _name(holder: gpus.Holder) -> str:
+    return str(processes.describe(holder.pid) or f"pid {holder.pid}: {masked(holder.command)}")
+
+
+def _with_open(gpu: gpus.Gpu, strangers: dict[processes.Process, set[int]]) -> list[processes.Process]:
+    """Those that have its device file open; one of which nobody tells whose it is may be any GPU's."""
+    buses, own = gpus.buses_by_minor(), gpus.bus_id(gpu.bus_id)
+    return [process for process, minors in strangers.items() if any(buses.get(minor, own) == own for minor in minors)]
+
+
+def _held_by_nobody(held: list[gpus.Gpu], unseen: str) -> StuckError:
+    places = ",".join(str(gpu.index) for gpu in held)
+    reset = f"reset the GPU (nvidia-smi --gpu-reset -i {places}), or reboot the host."
+    if unseen:
+        return StuckError(
+            "blocked_by_others",
+            f"GPU memory is held ({_amounts(held)}), and by whom cannot be seen: nvidia-smi lists no process, and "
+            f"{unseen}.",
+            "Look as root, outside of any container: fuser -v /dev/nvidia*. Where nobody is there, it was leaked: "
+            f"{reset}",
             [],
             may_pass=True,
         )
-    raise StuckError(
-        "blocked_by_others",
-        f"Blocked by {'; '.join(sorted(set(names)))}: GPU memory is held ({amounts}).",
-        "Stop that process (it is not ours, so it was left alone), or leave its GPUs out of the configuration "
-        "(CUDA_VISIBLE_DEVICES in its environment, or base_gpu_id).",
-        names,
+    return StuckError(
+        "memory_leaked",
+        f"GPU memory is held ({_amounts(held)}), and no process shows it or has the GPU open.",
+        f"It was leaked by a process that is gone: {reset}",
+        [],
         may_pass=True,
     )
+
+
+def _amounts(held: list[gpus.Gpu]) -> str:
+    return ", ".join(f"GPU {gpu.index} {gpu.used_bytes / (1 << 30):.1f} GiB" for gpu in held)

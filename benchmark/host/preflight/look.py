@@ -15,6 +15,7 @@ import msgspec
 
 from .. import processes
 from ..bounded import ABSENT, Answer, run
+from ..gpus import buses_by_minor
 from ..managers import manager_for
 from ..serving import serving_units
 from ..settings import HostError, Settings
@@ -28,8 +29,6 @@ SMI_SECONDS = 30.0
 calls at once do so side by side: on eight healthy cards that can take longer than the 8 s of other commands."""
 _NVIDIA = "0x10de"
 _FIELDS_TO_DROP = 4
-_DEVICE_FILE = re.compile(r"/dev/nvidia(\d+)")
-_DRIVERS_GPUS = Path("/proc/driver/nvidia/gpus")
 _STAMP = re.compile(r"^(?:\S+ \S+ kernel: |\[[ \d.]+\] )")
 
 
@@ -208,52 +207,24 @@ def _holders(query: Answer, apps: Answer, ours: set[int]) -> list[Holder]:
             process = processes.describe(int(pid))
             told = process.command if process else row.cells.get("process_name", "")
             listed.append(Holder(int(pid), told, by_uuid.get(row.cells.get("gpu_uuid", "")), int(pid) in ours))
-    opened = {pid: minors for pid in processes.pids() if (minors := _open_gpus(pid)) and not _is_daemon(pid)}
-    living = processes.alive(opened)
+    opened = processes.gpu_openers().minors
     if not listed:
-        return [Holder(process.pid, process.command, None, process.pid in ours) for process in living]
+        return [Holder(process.pid, process.command, None, process.pid in ours) for process in opened]
     indices = _indices(query)
-    strangers = [process for process in living if process.pid not in ours | {holder.pid for holder in listed}]
+    known = ours | {holder.pid for holder in listed}
     # Of our own only the listed count: the launcher has each GPU open, and says nothing of what was leaked on one.
     return listed + [
         Holder(process.pid, process.command, indices.get(minor), only_open=True)
-        for process in strangers
-        for minor in sorted(opened[process.pid])
+        for process, minors in opened.items()
+        if process.pid not in known
+        for minor in sorted(minors)
     ]
 
 
-def _open_gpus(pid: int) -> set[int]:
-    """Minor numbers of the GPUs' device files (/dev/nvidia0) that a process has open, as far as we may see."""
-    found: set[int] = set()
-    try:
-        handles = list(Path("/proc", str(pid), "fd").iterdir())
-    except OSError:
-        return found
-    for handle in handles:
-        try:
-            target = str(handle.readlink())
-        except OSError:
-            continue
-        if match := _DEVICE_FILE.fullmatch(target):
-            found.add(int(match.group(1)))
-    return found
-
-
 def _indices(query: Answer) -> dict[int, str]:
-    """{minor number of a device file: index of nvidia-smi}, by the bus: the two need not be in one order."""
+    """{minor number of a device file: index of nvidia-smi}, by the bus."""
     by_bus = {row.bus: row.index for row in smi.rows(query.text)}
-    found = {}
-    for folder in _DRIVERS_GPUS.glob("*"):
-        minor = re.search(r"^Device Minor:\s*(\d+)", text_of(folder / "information") or "", re.MULTILINE)
-        if minor and (bus := smi.bus_id(folder.name)) in by_bus:
-            found[int(minor.group(1))] = by_bus[bus]
-    return found
-
-
-def _is_daemon(pid: int) -> bool:
-    """The persistence daemon keeps the devices open and holds no memory."""
-    process = processes.describe(pid)
-    return process is None or "nvidia-persiste" in process.command
+    return {minor: by_bus[bus] for minor, bus in buses_by_minor().items() if bus in by_bus}
 
 
 def _machine(settings: Settings, ours: set[int]) -> dict[str, object]:

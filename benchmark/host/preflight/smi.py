@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ..gpus import bus_id
+
 QUERY = (
     "index", "name", "uuid", "pci.bus_id", "memory.total", "memory.used", "driver_version", "compute_cap",
     "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max",
@@ -44,12 +46,6 @@ class Row(msgspec.Struct, frozen=True):
     def bus(self) -> str:
         """As sysfs writes it: four digits of domain, lower case."""
         return bus_id(self.cells.get("pci.bus_id", ""))
-
-
-def bus_id(told: str) -> str:
-    """`00000000:C1:00.0` -> `0000:c1:00.0`."""
-    domain, colon, rest = told.strip().lower().partition(":")
-    return f"{domain[-4:]}:{rest}" if colon and rest.count(":") == 1 else told.strip().lower()
 
 
 def rows(text: str) -> list[Row]:

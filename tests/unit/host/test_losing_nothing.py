@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 import threading
@@ -430,6 +431,7 @@ class TestBlocked:
         monkeypatch.setattr(processes, "port_holders", lambda _: [])
         monkeypatch.setattr(gpus, "gpus", lambda _: devices)
         monkeypatch.setattr(gpus, "holders", lambda _: [])
+        monkeypatch.setattr(processes, "gpu_openers", processes.Openers)
         manager = Units()
         manager.folder = settings.state
         monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
@@ -474,11 +476,78 @@ class TestBlocked:
         monkeypatch.setattr(processes, "port_holders", lambda _: [])
         monkeypatch.setattr(gpus, "gpus", lambda _: [held])
         monkeypatch.setattr(gpus, "holders", lambda _: [])
+        monkeypatch.setattr(processes, "gpu_openers", processes.Openers)
         monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
         with pytest.raises(stop.StuckError) as stuck:
             self.step(settings)
         assert stuck.value.kind == "memory_leaked"
-        assert "nvidia-smi --gpu-reset" in stuck.value.advice
+        assert "nvidia-smi --gpu-reset -i 0" in stuck.value.advice
+
+    def test_by_a_process_that_nvidia_smi_does_not_list(self, settings, monkeypatch, tmp_path):
+        """Minors in another order than indices: GPU 0 is /dev/nvidia1."""
+        held = [
+            gpus.Gpu(
+                index=n, name="G", uuid=f"GPU-{n}", bus_id=f"00000000:0{6 + n}:00.0", memory_bytes=96 << 30,
+                used_bytes=8 << 30, driver="580",
+            )
+            for n in (0, 1)
+        ]  # fmt: skip
+        for bus, minor in (("0000:06:00.0", 1), ("0000:07:00.0", 0)):
+            (tmp_path / "gpus" / bus).mkdir(parents=True)
+            (tmp_path / "gpus" / bus / "information").write_text(f"Model: \t\t NVIDIA H200\nDevice Minor: \t {minor}\n")
+        monkeypatch.setattr(gpus, "_DRIVERS_GPUS", tmp_path / "gpus")
+        monkeypatch.setattr(processes, "_GPU_FILE", re.compile(rf"{tmp_path}/nvidia(\d+)"))
+        monkeypatch.setattr(processes, "port_holders", lambda _: [])
+        monkeypatch.setattr(gpus, "gpus", lambda _: held)
+        monkeypatch.setattr(gpus, "holders", lambda _: listed)
+        monkeypatch.setattr(Units, "processes", lambda *_: [], raising=False)
+        command = [sys.executable, "-c", "input()", "train", "--api-key", "hunter2"]
+        with (tmp_path / "nvidia1").open("w") as device:
+            stranger = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[device.fileno()])
+
+        def stuck(*places):
+            with pytest.raises(stop.StuckError) as raised:
+                stop.stop_step(settings, Units(), [], {"gone_at": 0}, list(places))
+            return raised.value
+
+        try:
+            listed = []
+            unlisted = stuck(0)
+            named = f"pid {stranger.pid} ({processes.describe(stranger.pid).user}): {sys.executable} -c input() train"
+            assert (unlisted.kind, unlisted.may_pass) == ("blocked_by_others", True)
+            assert str(unlisted).startswith(f"Blocked by {named}")
+            assert "hunter2" not in str(unlisted)
+            assert "(GPU 0 8.0 GiB). On GPU 0 nvidia-smi lists no process" in str(unlisted)
+            # Where it lists one, a monitor that has the GPU open is not blamed; nor for another GPU's memory.
+            listed = [gpus.Holder(pid=4242424, command="python train.py", bytes=8 << 30, uuid="GPU-0")]
+            assert str(stuck(0)) == "Blocked by pid 4242424: python train.py: GPU memory is held (GPU 0 8.0 GiB)."
+            monkeypatch.setattr(processes, "_unseen", lambda: "")
+            assert stuck(1).kind == "memory_leaked"
+            # What cannot be looked at is not taken for gone.
+            monkeypatch.setattr(processes, "_unseen", lambda: "what other users' processes have open only root sees")
+            hidden = stuck(1)
+            assert hidden.kind == "blocked_by_others"
+            assert str(hidden) == (
+                "GPU memory is held (GPU 1 8.0 GiB), and by whom cannot be seen: nvidia-smi lists no process, and what "
+                "other users' processes have open only root sees."
+            )
+            assert "fuser -v /dev/nvidia*" in hidden.advice
+        finally:
+            stranger.communicate(b"\n")
+
+    def test_not_by_the_drivers_own_programs(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(processes, "_GPU_FILE", re.compile(rf"{tmp_path}/nvidia(\d+)"))
+        with (tmp_path / "nvidia0").open("w") as device:
+            options = {"executable": sys.executable, "stdin": subprocess.PIPE, "pass_fds": [device.fileno()]}
+            daemon, tool, other = (
+                subprocess.Popen([name, "-c", "input()"], **options)
+                for name in ("/usr/bin/nvidia-persistenced", "nvidia-smi", "watch-nvidia-smi")
+            )
+        try:
+            assert [process.pid for process in processes.gpu_openers().minors] == [other.pid]
+        finally:
+            for each in (daemon, tool, other):
+                each.communicate(b"\n")
 
     def test_by_gpus_that_do_not_tell_only_where_proof_is_asked_for(self, settings, monkeypatch):
         broken = msgspec.structs.replace(settings, nvidia_smi=["false"])

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from benchmark.host import bounded, preflight
+from benchmark.host import bounded, gpus, preflight, processes
 from benchmark.host.bounded import Answer
 from benchmark.host.preflight import judge, look
 from benchmark.host.preflight.cards import Holder
@@ -258,9 +258,9 @@ def test_who_has_a_device_open_is_looked_for_beside_whom_nvidia_smi_lists(tmp_pa
     for bus, minor in (("0000:06:00.0", 1), ("0000:07:00.0", 0)):
         (tmp_path / "gpus" / bus).mkdir(parents=True)
         (tmp_path / "gpus" / bus / "information").write_text(f"Model: \t\t NVIDIA H200\nDevice Minor: \t {minor}\n")
-    monkeypatch.setattr(look, "_DRIVERS_GPUS", tmp_path / "gpus")
+    monkeypatch.setattr(gpus, "_DRIVERS_GPUS", tmp_path / "gpus")
     with (tmp_path / "nvidia0").open("w"):
-        monkeypatch.setattr(look, "_DEVICE_FILE", re.compile(rf"{tmp_path}/nvidia(\d+)"))
+        monkeypatch.setattr(processes, "_GPU_FILE", re.compile(rf"{tmp_path}/nvidia(\d+)"))
         seen = look.look(settings(tmp_path, TWO_AND_ONE_LISTED), [])
     assert [(holder.pid, holder.index, holder.only_open) for holder in seen.holders] == [
         (4194000, "0", False),
