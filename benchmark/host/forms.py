@@ -40,6 +40,7 @@ class Switch(TypedDict, total=False):
     stopped: list[str]
     gpus: list[int] | None
     judged: list[int] | None
+    unproved: list[int] | None
     progress: dict[str, Any]
     start: dict[str, Any]
     failure: dict[str, Any] | None

@@ -51,7 +51,8 @@ def restore(
     name = configuration_of(ours[0]) if ours else None
     last = running(settings).get(ours[0], {}) if ours else {}
     fingerprint, kept_as = last.get("ready_fingerprint", ""), {"node": last.get("node", 0), "gpus": last.get("gpus")}
-    said = switch(settings, name, fingerprint, token, yields=[], seconds=seconds, sweep=sweep, **kept_as)
+    # What an earlier stop did not see free is for the next stop to tell: it keeps no host from being given back.
+    said = switch(settings, name, fingerprint, token, yields=[], seconds=seconds, sweep=sweep, earlier=False, **kept_as)
     answer = {key: said[key] for key in ("waiting_for", "failure", "seconds")}
     if alone and last.get("node", 0) and said["phase"] == "starting" and manager.state(ours[0]).running:
         note_start(settings, ours[0], said["start"] | {"ready_fingerprint": fingerprint})

@@ -17,10 +17,21 @@ _STABLE_LOOKS = 2
 class StuckError(Exception):
     """What was to go does not go; the text names it."""
 
-    def __init__(self, kind: str, sentence: str, advice: str, evidence: list[str], *, may_pass: bool = False) -> None:
+    def __init__(
+        self,
+        kind: str,
+        sentence: str,
+        advice: str,
+        evidence: list[str],
+        *,
+        may_pass: bool = False,
+        held: dict[int, bool] | None = None,
+    ) -> None:
         super().__init__(sentence)
         self.kind, self.sentence, self.advice, self.evidence = kind, sentence, advice, evidence
         self.may_pass = may_pass
+        self.held = held
+        """{GPU whose memory is held, by index: whether nvidia-smi lists who holds it}; None where it is not memory."""
 
 
 def stop_step(
@@ -150,7 +161,8 @@ def _stuck_memory(settings: Settings, held: list[gpus.Gpu]) -> StuckError:
             " A monitor, such as dcgm-exporter, holds no memory: where only such are named, it was leaked. Stop them "
             f"then, and reset the GPU (nvidia-smi --gpu-reset -i {places})."
         )
-    return StuckError("blocked_by_others", sentence, advice, sorted(told), may_pass=True)
+    listed_on = {place: bool(found) for place, found in by_gpu.items()}
+    return StuckError("blocked_by_others", sentence, advice, sorted(told), may_pass=True, held=listed_on)
 
 
 def _name(holder: gpus.Holder) -> str:
@@ -166,6 +178,7 @@ def _with_open(gpu: gpus.Gpu, strangers: dict[processes.Process, set[int]]) -> l
 def _held_by_nobody(held: list[gpus.Gpu], unseen: str) -> StuckError:
     places = ",".join(str(gpu.index) for gpu in held)
     reset = f"reset the GPU (nvidia-smi --gpu-reset -i {places}), or reboot the host."
+    unlisted = dict.fromkeys((gpu.index for gpu in held), False)
     if unseen:
         return StuckError(
             "blocked_by_others",
@@ -175,6 +188,7 @@ def _held_by_nobody(held: list[gpus.Gpu], unseen: str) -> StuckError:
             f"{reset}",
             [],
             may_pass=True,
+            held=unlisted,
         )
     return StuckError(
         "memory_leaked",
@@ -182,6 +196,7 @@ def _held_by_nobody(held: list[gpus.Gpu], unseen: str) -> StuckError:
         f"It was leaked by a process that is gone: {reset}",
         [],
         may_pass=True,
+        held=unlisted,
     )
 
 

@@ -39,6 +39,7 @@ def switch(
     gpus: list[int] | None = None,
     start: bool = True,
     proof: bool = True,
+    earlier: bool = True,
 ) -> dict[str, Any]:
     """Steps towards `name` serving (None: nothing serving) for at most `seconds`; call again until it is over.
 
@@ -54,6 +55,8 @@ def switch(
         start: False only makes room for it. Of several nodes none may start before each has stopped what ran on it: a
             rank of before that waits for its first node would meet the new one.
         proof: False takes for stopped also what has no process left on GPUs that do not tell their memory.
+        earlier: to nothing serving belongs that the GPUs are free which an earlier stop did not see free. False leaves
+            them to a later one.
 
     Returns:
         {"phase": "stopping" | "clear": there is room | "starting" | "ready" | "stopped" | "failed", "changed",
@@ -69,7 +72,17 @@ def switch(
         deadline = time.monotonic() + seconds
         holding.claim(settings, sweep)
         state = _begin(
-            settings, manager, name, fingerprint, token, yields, node=node, anew=anew, gpus=gpus, proof=proof
+            settings,
+            manager,
+            name,
+            fingerprint,
+            token,
+            yields,
+            node=node,
+            anew=anew,
+            gpus=gpus,
+            proof=proof,
+            earlier=earlier,
         )
         if state["phase"] == "clear" and start:
             state["phase"] = "stopping"
@@ -87,6 +100,8 @@ def _go_on(
         try:
             _step(settings, manager, state, start=start)
         except StuckError as stuck:
+            if stuck.held is not None:
+                state["unproved"] = _unproved(state, stuck.held)
             _fail(state, stuck.kind, "stop", stuck.sentence, stuck.advice, stuck.evidence, stuck.may_pass)
         write_json(settings.state / SWITCH, state)
         if state["phase"] == "failed":
@@ -118,6 +133,7 @@ def _begin(
     anew: bool,
     gpus: list[int] | None,
     proof: bool,
+    earlier: bool,
 ) -> dict[str, Any]:
     state = read_json(settings.state / SWITCH, {}, forms.Switch)
     # What was under way before the host was booted is under way no more.
@@ -128,13 +144,16 @@ def _begin(
     failures.note_fallen(settings, manager)
     wanted = engine_unit(name) if name else None
     present = serving_units(settings, manager, yields)
+    owed = state.get("unproved", []) if state.get("boot") == clock.boot() else []
+    unproved = _all_of(owed, _judged(settings, None, present, None))
     state = {
         "token": token,
         "configuration": name,
         "fingerprint": fingerprint,
         "node": node,
         "gpus": gpus,
-        "judged": _judged(settings, name, present, gpus),
+        "judged": unproved if name is None and earlier else _judged(settings, name, present, gpus),
+        "unproved": unproved,
         "proof": proof,
         "boot": clock.boot(),
         "began": clock.mark(),
@@ -152,6 +171,7 @@ def _begin(
         # However long ago it began, it is waited for from now on.
         start = known | {"signs": {"moved": clock.mark()}, "began": clock.mark()}
         state |= {"changed": False, "stopped": [], "phase": "starting", "start": start, "asked": True}
+        state["unproved"] = owed
     elif wanted is None and not present:
         state |= {"changed": False}
     return state
@@ -164,7 +184,27 @@ def _judged(settings: Settings, name: str | None, stopped: list[str], gpus: list
     """
     known = running(settings)
     used = [known.get(unit, {}).get("gpus") for unit in stopped] + ([gpus] if name else [])
-    return None if None in used else sorted({gpu for taken in used for gpu in taken})
+    return _all_of(*used)
+
+
+def _all_of(*several: list[int] | None) -> list[int] | None:
+    """The GPUs of each; None, which is all, where one of them is that."""
+    return None if None in several else sorted({gpu for places in several for gpu in places})
+
+
+def _unproved(state: dict[str, Any], held: dict[int, bool]) -> list[int] | None:
+    """GPUs that what was stopped has used and that nobody has seen free since, once the judged were looked at.
+
+    A later stop is to prove them. None: all, since nobody knows which were used.
+
+    Args:
+        held: those of which the memory is held, and whether nvidia-smi lists who holds it.
+    """
+    unproved, judged = state.get("unproved", []), state.get("judged")
+    if unproved is not None:
+        return [place for place in unproved if place in held or (judged is not None and place not in judged)]
+    # What somebody else's process holds there need never have been used by what was stopped.
+    return None if judged is not None else [place for place, listed in held.items() if not listed]
 
 
 def _step(settings: Settings, manager: Manager, state: dict[str, Any], *, start: bool) -> None:
@@ -175,6 +215,8 @@ def _step(settings: Settings, manager: Manager, state: dict[str, Any], *, start:
         waiting = stop_step(settings, manager, units, state["progress"], judged, proof)
         state["waiting_for"] = waiting
         if waiting is None:
+            if "untold" not in state["progress"]:
+                state["unproved"] = _unproved(state, {})
             if state["configuration"] is None:
                 state["phase"] = "stopped"
             elif not start:

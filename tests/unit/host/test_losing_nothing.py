@@ -449,6 +449,80 @@ class TestBlocked:
         assert switching._judged(settings, "next", ["vllm"], [2]) is None
         assert switching._judged(settings, None, [], None) == []
 
+    def test_by_memory_that_an_earlier_stop_did_not_see_free(self, settings, monkeypatch):
+        """GPU 0 leaks what an engine of GPUs 0 and 1 had; GPU 3, a colleague's, was never ours."""
+        used = {0: 8 << 30, 1: 0, 3: 40 << 30}
+
+        def devices(_):
+            return [
+                gpus.Gpu(
+                    index=n, name="G", uuid=f"GPU-{n}", bus_id="1", memory_bytes=96 << 30, used_bytes=u, driver="580"
+                )
+                for n, u in used.items()
+            ]
+
+        manager, serving, listed = Units(), ["sglang-ep4"], []
+        manager.folder = settings.state
+        monkeypatch.setattr(manager, "processes", lambda _: [], raising=False)
+        monkeypatch.setattr(manager, "release", lambda: None, raising=False)
+        monkeypatch.setattr(processes, "port_holders", lambda _: [])
+        monkeypatch.setattr(processes, "gpu_openers", processes.Openers)
+        monkeypatch.setattr(gpus, "gpus", devices)
+        monkeypatch.setattr(gpus, "holders", lambda _: listed)
+        for module in (switching, rollback):
+            monkeypatch.setattr(module, "manager_for", lambda _: manager)
+        monkeypatch.setattr(switching, "serving_units", lambda *_: serving)
+        write_json(settings.state / "running.json", {"sglang-ep4": {"configuration": "ep4", "gpus": [0, 1]}})
+        tokens = iter("abcdefghij")
+
+        def stopped():
+            said = switching.switch(settings, None, "", next(tokens), yields=[], seconds=0.3, proof=False)
+            return said["failure"]["sentence"] if said["failure"] else said["phase"]
+
+        leaked = "GPU memory is held (GPU 0 8.0 GiB), and no process shows it or has the GPU open."
+        assert stopped() == leaked
+        serving.clear()
+        assert stopped() == leaked
+        # It is no reason to keep the host, nor other GPUs; and it is not forgotten over either.
+        assert rollback.restore(settings, [], "back")["phase"] == "restored"
+        said = switching.switch(settings, "other", KEY, "start", yields=[], seconds=0.3, gpus=[1])
+        assert said["phase"] == "starting"
+        assert stopped() == leaked
+        # Seen free it is done; who takes the GPU then is a stranger.
+        used[0] = 0
+        assert stopped() == "stopped"
+        used[0] = 40 << 30
+        assert stopped() == "stopped"
+        # Of a unit that does not say which it took, what nvidia-smi lists as somebody's is not laid to it.
+        used[0] = 8 << 30
+        listed.append(gpus.Holder(pid=4242424, command="python train.py", bytes=40 << 30, uuid="GPU-3"))
+        serving.append("vllm")
+        assert "Blocked by pid 4242424" in stopped()
+        serving.clear()
+        assert stopped() == leaked
+        # A boot frees everything.
+        monkeypatch.setattr(clock, "boot", lambda: "another")
+        assert stopped() == "stopped"
+
+    def test_by_memory_that_nvidia_smi_did_not_tell_of_before(self, settings, monkeypatch):
+        manager, serving = Units(), ["sglang-ep4"]
+        monkeypatch.setattr(manager, "processes", lambda _: [], raising=False)
+        monkeypatch.setattr(processes, "port_holders", lambda _: [])
+        monkeypatch.setattr(processes, "gpu_openers", processes.Openers)
+        monkeypatch.setattr(switching, "manager_for", lambda _: manager)
+        monkeypatch.setattr(switching, "serving_units", lambda *_: serving)
+        broken = msgspec.structs.replace(settings, nvidia_smi=["false"])
+        said = switching.switch(broken, None, "", "a", yields=[], seconds=0, proof=False)
+        assert (said["phase"], said["untold"]) == ("stopped", "nvidia-smi failed (exit 1): it said nothing.")
+        serving.clear()
+        held = gpus.Gpu(
+            index=0, name="G", uuid="GPU-0", bus_id="1", memory_bytes=96 << 30, used_bytes=8 << 30, driver="580"
+        )
+        monkeypatch.setattr(gpus, "gpus", lambda _: [held])
+        monkeypatch.setattr(gpus, "holders", lambda _: [])
+        said = switching.switch(settings, None, "", "b", yields=[], seconds=0.3, proof=False)
+        assert said["failure"]["kind"] == "memory_leaked"
+
     def test_a_strangers_secret_is_not_told(self, settings, monkeypatch):
         held = gpus.Gpu(
             index=3, name="G", uuid="GPU-3", bus_id="1", memory_bytes=96 << 30, used_bytes=40 << 30, driver="580"
