@@ -12,7 +12,10 @@ give_up() {
   exit 1
 }
 
-ninja --version >out 2>&1 || give_up "ninja does not answer on PATH ($PATH): it comes with the engine's environment; run the role sglang."
+no_ninja="ninja does not answer on PATH ($PATH): it comes with the engine's environment; run the role sglang."
+# A status of its own: before that environment is made, as in check mode of a bare host, nothing is proved either way.
+command -v ninja >/dev/null || { echo "$no_ninja"; exit 3; }
+ninja --version >out 2>&1 || give_up "$no_ninja"
 
 [ -n "$architecture" ] || architecture=$(timeout --kill-after=5 20 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ')
 case $architecture in
