@@ -25,6 +25,8 @@ def test_what_is_old_is_taken_away_and_nothing_else(site):
     gone = [
         put(record / "requests-chat-c001.jsonl.zst", 91),
         put(logs / "sglang-ep4.log.2.gz", 91),
+        # As logrotate names them with `dateext`, the default of Enterprise Linux.
+        put(logs / "sglang-ep4.log-20200101.gz", 91),
         # Of a unit that is gone from the catalogue.
         put(logs / "sglang-ep9.log", 91),
     ]
@@ -33,6 +35,7 @@ def test_what_is_old_is_taken_away_and_nothing_else(site):
         # The figures of a measurement stay for good.
         put(record / "record.json", 400),
         put(logs / "sglang-ep4.log.1.gz", 89),
+        put(logs / "sglang-ep4.log-20200103", 89),
         # An engine that serves for months may have said nothing for as long.
         put(logs / "sglang-ep4.log", 200),
         put(site.folder / "campaigns/x/requests-chat-c001.jsonl.zst", 400),
