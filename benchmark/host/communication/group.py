@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 3.0
 """After one rank has failed the others get this long to tell of it; then they only wait for it."""
 
-Outcome = Literal["ok", "hang", "failed", "wrong", "no torch"]
+Outcome = Literal["ok", "hang", "failed", "wrong", "no python", "no torch"]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +81,10 @@ def run(request: Request, folder: Path, script: Path = RANKS) -> Result:
         folder: each rank's output goes here as rank-N.log.
         script: another one in tests.
     """
+    # Looked for here: runuser finds it as little, and tells so as a failure of its own.
+    if shutil.which(request.python, path=request.environment.get("PATH")) is None:
+        error = f"the engine's Python is not there: {request.python}"
+        return Result(outcome="no python", ranks=request.ranks, gpus=request.gpus, stage="", seconds=0.0, error=error)
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     began = time.monotonic()

@@ -192,9 +192,13 @@ def test_an_engine_without_torch(tmp_path):
     assert verdict.judge("ep8", [result])[0].verdict == "unknown"
 
 
-def test_a_python_that_is_not_there(tmp_path):
-    result = group.run(request(python="/nowhere/python"), tmp_path / "logs", ranks(tmp_path, GOOD))
-    assert (result.outcome, "/nowhere/python" in result.error) == ("failed", True)
+@pytest.mark.parametrize("user", [None, "nobody"])
+def test_before_the_installation_nothing_is_held_against_the_host(tmp_path, user):
+    script = ranks(tmp_path, GOOD)
+    result = group.run(request(python="/opt/nowhere/bin/python", user=user), tmp_path / "logs", script)
+    (told,) = verdict.judge("host", [result])
+    assert (told.verdict, told.mend) == ("unknown", "Run playbooks/install.yml first.")
+    assert told.seen == "host: 2 ranks on GPU 0, 7: the engine's Python is not there: /opt/nowhere/bin/python"
 
 
 def test_a_graph_file_of_all_gpus_is_kept_from_a_pair(tmp_path):
