@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from .check import Check, Verdict, listed
+from .check import Check, listed
 from .smi import Row, megabytes
 
 BUSY_PERCENT = 20.0
@@ -18,6 +18,8 @@ _HAS_NO_MODE = ("[N/A]", "N/A", "[Not Supported]")
 """Of a card that cannot be cut into MIG instances; anything else that is no word is a card that does not tell."""
 # nvmlClocksEventReasons: SW thermal, HW slowdown, HW thermal, HW power brake.
 _SLOWED = {0x20: "hot", 0x08: "hardware slowdown", 0x40: "hot (hardware)", 0x80: "power brake"}
+
+_LINKS = "As root: lspci -vv -d 10de: | grep -E 'LnkCap:|LnkSta:'"
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -58,7 +60,8 @@ def all_there(rows: Sequence[Row], on_the_bus: Sequence[str], *, container: bool
     missing = sorted(set(on_the_bus) - {row.bus for row in rows})
     seen = f"{len(rows)} answer, {len(on_the_bus)} on the PCI bus"
     if not on_the_bus:
-        return Check("all_gpus", "unknown", "the PCI bus shows no NVIDIA GPU (a container or a guest may not see it)")
+        hidden = "the PCI bus shows no NVIDIA GPU (a container or a guest may not see it)"
+        return Check("all_gpus", "unknown", hidden, "On the machine itself: lspci -d 10de:")
     if not missing:
         return Check("all_gpus", "ok", seen)
     if container:
@@ -80,7 +83,7 @@ def link_width(rows: Sequence[Row]) -> Check:
     if narrow:
         return Check("link_width", "fail", "; ".join(narrow), mend)
     if untold:
-        return Check("link_width", "unknown", f"not told for GPU {listed(untold)}")
+        return Check("link_width", "unknown", f"not told for GPU {listed(untold)}", _LINKS)
     widths = dict.fromkeys(f"x{row.number('pcie.link.width.current'):.0f}" for row in rows)
     return Check("link_width", "ok", f"{listed(widths)} on every GPU, as wide as they go")
 
@@ -102,7 +105,7 @@ def link_generation(rows: Sequence[Row]) -> Check:
         mend = "Reboot; then BIOS: set the slots' PCIe speed to the card's, and try without riser cables."
         return Check("link_generation", "warning", f"slower than it could be under load: {'; '.join(slow)}", mend)
     if untold:
-        return Check("link_generation", "unknown", f"not told for GPU {listed(untold)}")
+        return Check("link_generation", "unknown", f"not told for GPU {listed(untold)}", _LINKS)
     if idle:
         told = "; ".join(f"{kind} on GPU {listed(places)}" for kind, places in idle.items())
         return Check("link_generation", "ok", f"{told}: idle, so this is power saving")
@@ -122,7 +125,11 @@ def mig(rows: Sequence[Row]) -> Check:
 def _untold(check: str, rows: Sequence[Row], field: str) -> Check | None:
     """`unknown` where a GPU does not tell: a driver in trouble, or one without that field."""
     silent = [row.index for row in rows if row.text(field) is None]
-    return Check(check, "unknown", f"not told for GPU {listed(silent)}") if silent else None
+    return Check(check, "unknown", f"not told for GPU {listed(silent)}", _ask(silent)) if silent else None
+
+
+def _ask(indices: Sequence[str]) -> str:
+    return f"By hand: nvidia-smi -q -i {','.join(indices)}; dmesg | grep NVRM"
 
 
 def ecc(rows: Sequence[Row]) -> Check:
@@ -142,7 +149,7 @@ def ecc(rows: Sequence[Row]) -> Check:
         return silent
     uncounted = [row.index for row in rows if row.number(counter) is None]
     if uncounted:
-        return Check("ecc", "unknown", f"on, and GPU {listed(uncounted)} does not tell its errors")
+        return Check("ecc", "unknown", f"on, and GPU {listed(uncounted)} does not tell its errors", _ask(uncounted))
     return Check("ecc", "ok", "on, no uncorrected error")
 
 
@@ -191,7 +198,7 @@ def slowed(rows: Sequence[Row]) -> Check:
     if held:
         return Check("slowed", "warning", "; ".join(held), "Look at fans, inlet temperature and power cables.")
     if untold:
-        return Check("slowed", "unknown", f"not told for GPU {listed(untold)}")
+        return Check("slowed", "unknown", f"not told for GPU {listed(untold)}", _ask(untold))
     return Check("slowed", "ok", "no GPU is held down by heat or power")
 
 
@@ -267,7 +274,7 @@ def stuck(rows: Sequence[Row], holders: Sequence[Holder]) -> Check:
         mend = f"nvidia-smi --gpu-reset -i {','.join(spinning)}, or reboot"
         return Check("stuck", "fail", f"GPU {listed(spinning)} spins at little power and no process shows it", mend)
     if untold:
-        return Check("stuck", "unknown", f"GPU {listed(untold)} does not tell its utilization and power")
+        return Check("stuck", "unknown", f"GPU {listed(untold)} does not tell its utilization and power", _ask(untold))
     return Check("stuck", "ok", "no GPU spins by itself")
 
 
@@ -275,7 +282,8 @@ def recovery(told: Mapping[str, Mapping[str, str]]) -> Check:
     """The driver's own word (`nvidia-smi -q`, GPU Recovery Action) on what a GPU needs."""
     actions = {bus: fields["GPU Recovery Action"] for bus, fields in told.items() if "GPU Recovery Action" in fields}
     if not actions:
-        return Check("recovery", "unknown", "this driver does not say")
+        mend = "By hand: nvidia-smi -q | grep 'Recovery Action' (an old driver has none)"
+        return Check("recovery", "unknown", "this driver does not say", mend)
     needed = {bus: action for bus, action in actions.items() if action.lower() not in ("none", "n/a")}
     if not needed:
         return Check("recovery", "ok", "the driver asks for none")
@@ -295,11 +303,10 @@ def rebar(told: Mapping[str, Mapping[str, str]]) -> Check:
         sizes.append(window)
         if window < whole:
             small.append(f"{bus} {window} MiB of {whole}")
-    verdict: Verdict = "warning" if small else "ok" if sizes else "unknown"
     if small:
         mend = "BIOS: enable Above 4G Decoding and Resizable BAR."
-        return Check("rebar", verdict, f"off, others see only a window: {'; '.join(small)}", mend)
-    seen = (
-        f"on: BAR1 {listed(dict.fromkeys(f'{size} MiB' for size in sizes))}" if sizes else "nvidia-smi -q has no BAR1"
-    )
-    return Check("rebar", verdict, seen)
+        return Check("rebar", "warning", f"off, others see only a window: {'; '.join(small)}", mend)
+    if not sizes:
+        mend = "As root: lspci -vv -d 10de: | grep Region (where it is on, one is as large as the GPU's memory)"
+        return Check("rebar", "unknown", "nvidia-smi -q has no BAR1", mend)
+    return Check("rebar", "ok", f"on: BAR1 {listed(dict.fromkeys(f'{size} MiB' for size in sizes))}")

@@ -17,6 +17,8 @@ _NO_DRIVER = "couldn't communicate with the NVIDIA driver"
 """nvidia-smi (exit 9) without the kernel module, with or without a GPU: its packages alone are no GPU."""
 _HOLD = "apt-mark hold 'nvidia-*' 'libnvidia-*' (or your distribution's version lock)"
 
+_LOAD_UVM = "nvidia-modprobe -u -c 0"
+
 
 def answers(query: Answer, on_the_bus: Sequence[str], *, simulated: bool, container: bool = False) -> Check | None:
     """What is wrong with nvidia-smi itself; None where it answered.
@@ -56,7 +58,8 @@ def version(rows: Sequence[Row]) -> Check:
     told = rows[0].text("driver_version") if rows else None
     match = re.match(r"(\d+)\.(\d+)", told or "")
     if not match:
-        return Check("driver", "unknown", f"the driver's version is not told ({told})")
+        mend = "By hand: cat /proc/driver/nvidia/version; dmesg | grep NVRM"
+        return Check("driver", "unknown", f"the driver's version is not told ({told})", mend)
     if (int(match.group(1)), int(match.group(2))) < CUDA_13_DRIVER:
         mend = "apt install nvidia-open (580 or newer), then reboot"
         return Check("driver", "fail", f"{told}; CUDA 13 needs 580.65 or newer", mend)
@@ -66,7 +69,8 @@ def version(rows: Sequence[Row]) -> Check:
 def module(text: str | None, rows: Sequence[Row]) -> Check:
     """/proc/driver/nvidia/version: which kernel module is loaded. GPUs from Blackwell on run with the open one only."""
     if text is None:
-        return Check("kernel_module", "unknown", "/proc/driver/nvidia/version is not there")
+        mend = "On the machine itself: modinfo -F license nvidia (the open module says Dual MIT/GPL)"
+        return Check("kernel_module", "unknown", "/proc/driver/nvidia/version is not there", mend)
     match = re.search(r"Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
     loaded = match.group(1) if match else "?"
     told = rows[0].text("driver_version") if rows else None
@@ -86,10 +90,11 @@ def uvm(present: bool, hmm_disabled: str | None) -> list[Check]:
     """The unified-memory device, without which NCCL 2.23 and newer do not start, and HMM (heterogeneous memory)."""
     device = Check("uvm", "ok", "/dev/nvidia-uvm is there")
     if not present:
-        device = Check("uvm", "fail", "/dev/nvidia-uvm is not there; NCCL needs it", "nvidia-modprobe -u -c 0")
+        device = Check("uvm", "fail", "/dev/nvidia-uvm is not there; NCCL needs it", _LOAD_UVM)
     told = (hmm_disabled or "").strip().upper()
     if not told:
-        return [device, Check("hmm", "unknown", "the module nvidia_uvm does not tell")]
+        mend = f"{_LOAD_UVM}; then: cat /sys/module/nvidia_uvm/parameters/uvm_disable_hmm (an old driver has none)"
+        return [device, Check("hmm", "unknown", "the module nvidia_uvm does not tell", mend)]
     if told in ("Y", "1"):
         return [device, Check("hmm", "ok", "off")]
     return [device, Check("hmm", "ok", "on; hosts whose P2P hangs often run with it off (see the hints)")]

@@ -20,7 +20,8 @@ def judge(seen: Seen, free_memory_bytes: int) -> list[Check]:
     wrong = driver.answers(seen.query, seen.bus_gpus, simulated=seen.simulated, container=seen.container)
     rows = smi.rows(seen.query.text) if wrong is None else []
     if wrong is None and not rows:
-        wrong = Check("nvidia_smi", "fail", "nvidia-smi answered a table that cannot be read", "")
+        mend = "Run sglang_tools again." if seen.simulated else "By hand: nvidia-smi --query-gpu=name --format=csv"
+        wrong = Check("nvidia_smi", "fail", "nvidia-smi answered a table that cannot be read", mend)
     if wrong is not None:
         # Above all then: the kernel's log and the bus say why nvidia-smi is silent.
         there = seen.query.state != "absent" and wrong.id == "nvidia_smi" and not seen.simulated

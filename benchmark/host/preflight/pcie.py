@@ -23,7 +23,7 @@ _OFF = re.compile(r"\b(?:(?:amd_|intel_)?iommu)=off\b")
 
 def topology(found: Topology | None) -> Check:
     if found is None:
-        return Check("topology", "unknown", "nvidia-smi topo -m could not be read")
+        return Check("topology", "unknown", "nvidia-smi topo -m could not be read", "By hand: nvidia-smi topo -m")
     if len(found.links) == 1:
         return Check("topology", "ok", "one GPU")
     seen = f"links between {len(found.links)} GPUs: {listed(found.kinds)}"
@@ -49,8 +49,9 @@ def worst_pair(found: Topology | None, count: int, among: Sequence[int] | None =
 
 def p2p(read: list[list[str]] | None, write: list[list[str]] | None) -> Check:
     """`topo -p2p r` and `w`. OK is what the driver would allow; whether it works, the communication check tells."""
+    by_hand = "By hand: nvidia-smi topo -p2p {}. Or let the communication check tell."
     if read is None:
-        return Check("p2p", "unknown", "nvidia-smi topo -p2p r could not be read")
+        return Check("p2p", "unknown", "nvidia-smi topo -p2p r could not be read", by_hand.format("r"))
     if len(read) == 1:
         return Check("p2p", "ok", "one GPU")
     refused: dict[str, list[str]] = {}
@@ -65,9 +66,8 @@ def p2p(read: list[list[str]] | None, write: list[list[str]] | None) -> Check:
                 elif cell != back:
                     refused.setdefault(f"{way} {cell}", []).append(f"{row} to {column}")
     if not refused and write is None:
-        return Check(
-            "p2p", "unknown", "read is allowed between every two GPUs; nvidia-smi topo -p2p w could not be read"
-        )
+        seen = "read is allowed between every two GPUs; nvidia-smi topo -p2p w could not be read"
+        return Check("p2p", "unknown", seen, by_hand.format("w"))
     if not refused:
         return Check("p2p", "ok", "allowed between every two GPUs; that it works, the communication check proves")
     parts = []
@@ -166,10 +166,12 @@ def iommu(command_line: str, units: Sequence[str], types: Mapping[str, str], *, 
         return Check("iommu", "ok", f"off ({said})")
     translated = [bus for bus, kind in types.items() if kind.upper().startswith("DMA")]
     if not types:
-        return Check("iommu", "unknown", f"on ({said}); the mode of the GPUs is not told")
+        mend = "On the machine itself: cat /sys/bus/pci/devices/*/iommu_group/type"
+        return Check("iommu", "unknown", f"on ({said}); the mode of the GPUs is not told", mend)
     others = {kind for bus, kind in types.items() if bus not in translated and kind != "identity"}
     if not translated and others:
-        return Check("iommu", "unknown", f"on ({said}); the mode of a GPU is {listed(sorted(others))}")
+        mend = "See which driver has it: lspci -D -k -d 10de:"
+        return Check("iommu", "unknown", f"on ({said}); the mode of a GPU is {listed(sorted(others))}", mend)
     if not translated:
         return Check("iommu", "ok", f"passes through, identity ({said}); if NCCL hangs all the same: iommu=off")
     seen = f"translates for {len(translated)} of {len(types)} GPUs ({said}); a known cause of NCCL hangs"
@@ -184,12 +186,14 @@ def numa(nodes: Mapping[str, int], online: str, balancing: str | None) -> list[C
     """Where each GPU's memory is near. `nodes`: {bus id: numa_node of sysfs}; -1 is unknown to the firmware."""
     sockets = numbers(online)
     known = {node for node in nodes.values() if node >= 0}
+    by_hand = "By hand: nvidia-smi topo -m (its column NUMA Affinity)"
     if not nodes:
-        where = Check("numa", "unknown", "sysfs does not tell the GPUs' nodes")
+        where = Check("numa", "unknown", "sysfs does not tell the GPUs' nodes", by_hand)
     elif not known:
         alone = len(sockets) < 2
         seen = "one node" if alone else f"{len(sockets)} nodes, and the firmware does not say where the GPUs are"
-        where = Check("numa", "ok" if alone else "unknown", seen)
+        mend = f"Look at the NUMA settings of the BIOS, for a guest at those of its host. {by_hand}"
+        where = Check("numa", "ok", seen) if alone else Check("numa", "unknown", seen, mend)
     else:
         each = [f"node {node}: {sum(value == node for value in nodes.values())}" for node in sorted(known)]
         where = Check("numa", "ok", f"GPUs by node: {listed(each)}")

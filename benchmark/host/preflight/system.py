@@ -49,7 +49,7 @@ def limits(whose: str, found: Mapping[str, int | None], *, unit_sets: bool) -> C
     if wrong:
         return Check("limits", "warning", f"{whose}: {'; '.join(wrong)}", "; ".join(mend))
     if stack is None:
-        return Check("limits", "unknown", f"{whose} are not told")
+        return Check("limits", "unknown", f"{whose} are not told", "By hand: ulimit -a")
     return Check("limits", "ok", f"{whose}: stack, open files and locked memory are right")
 
 

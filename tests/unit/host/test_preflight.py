@@ -19,6 +19,7 @@ from benchmark.host.preflight import judge, look
 from benchmark.host.preflight.cards import Holder
 from benchmark.host.preflight.kernel_log import Log
 from benchmark.host.preflight.look import Seen
+from benchmark.host.preflight.smi import rows
 from benchmark.host.settings import Settings, read_json
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -160,6 +161,94 @@ def test_without_a_driver_its_module_is_not_missed():
 
 def test_a_table_that_cannot_be_read():
     assert verdicts(a_host(query=Answer("ok", "what?\n")))["nvidia_smi"] == "fail"
+
+
+def telling(**changes: str) -> Answer:
+    """The table with other cells on every line; a field's dots are written as two underscores."""
+    lines = [
+        row.cells | {name.replace("__", "."): cell for name, cell in changes.items()} for row in rows(query().text)
+    ]
+    return Answer("ok", "\n".join(", ".join(line) for line in [list(lines[0]), *(line.values() for line in lines)]))
+
+
+NOT_A_WORD = Answer("failed", "", "x", 1)
+UNTOLD = "[Unknown Error]"
+IN_TROUBLE = [
+    # nvidia-smi itself.
+    {"query": Answer("ok", "what?\n")},
+    {"query": Answer("ok", "what?\n"), "simulated": True},
+    {"query": Answer("hung", error="no answer within 30 s")},
+    {"query": NOT_A_WORD},
+    {"query": Answer("failed", "Driver/library version mismatch", "", 18)},
+    {"query": Answer("absent")},
+    {"query": Answer("absent"), "bus_gpus": []},
+    {"query": Answer("absent"), "simulated": True},
+    # What cannot be seen.
+    {
+        "query": telling(
+            driver_version=UNTOLD, pcie__link__gen__max=UNTOLD, pcie__link__width__max=UNTOLD, persistence_mode=UNTOLD,
+            mig__mode__current=UNTOLD, ecc__mode__current=UNTOLD, power__limit=UNTOLD, utilization__gpu=UNTOLD,
+            clocks_event_reasons__active=UNTOLD, memory__used=UNTOLD,
+        ),
+        "topology": NOT_A_WORD, "p2p_read": NOT_A_WORD, "long": NOT_A_WORD, "lspci": NOT_A_WORD, "kernel_log": None,
+        "bus_gpus": [], "files": {}, "iommu_units": ["dmar0"], "numa_nodes": {}, "limits": {}, "shm": None,
+    },
+    {
+        "query": telling(ecc__errors__uncorrected__volatile__total=UNTOLD), "p2p_write": NOT_A_WORD,
+        "lspci": Answer("absent"), "kernel_log": Log(begins=None), "iommu_units": ["dmar0"],
+        "iommu_types": {"0000:00:06.0": "unmanaged"}, "numa_nodes": {"0000:00:06.0": -1},
+        "files": {"/sys/devices/system/node/online": "0-1"},
+    },
+    {"lspci": Answer("ok", "0000:40:01.1 PCI bridge: x\n\tCapabilities: <access denied>\n")},
+    {"lspci": Answer("ok"), "root": False},
+    {"lspci": Answer("ok"), "guest": True},
+    {"guest": True},
+    # What is wrong.
+    {
+        "query": telling(
+            driver_version="550.1", compute_cap="12.0", pcie__link__gen__current="1", pcie__link__width__current="1",
+            persistence_mode="Disabled", mig__mode__current="Enabled", power__default_limit="1000 W",
+            ecc__errors__uncorrected__volatile__total="3", clocks_event_reasons__active="0x40",
+            utilization__gpu="100 %", memory__used="9000 MiB",
+        ),
+        "p2p_read": Answer("ok", (CAPTURES / "two-gpus/p2p.txt").read_text().replace("OK", "CNS", 1)),
+        "long": Answer("ok", "GPU 00000000:00:06.0\n    GPU Recovery Action : Reset\n    FB Memory Usage\n"
+                       "        Total : 9 MiB\n    BAR1 Memory Usage\n        Total : 1 MiB\n"),
+        "lspci": Answer("ok", "0000:40:01.1 PCI bridge: x\n\t\tACSCtl:\tSrcValid+ ReqRedir+ CmpltRedir+\n"),
+        "bus_gpus": ["0000:00:06.0", "0000:00:07.0", "0000:00:08.0"], "uvm_device": False,
+        "iommu_units": ["dmar0"], "iommu_types": {"0000:00:06.0": "DMA"}, "shm": (64 << 20, 64 << 20),
+        "kernel_log": Log(lines=["NVRM: Xid (PCI:0000:00:07): 119, pid=1, name=x, Timeout", "AER: Uncorrected"]),
+        "limits": {"stack": -1}, "nccl_files": {"/etc/nccl.conf": "NCCL_ALGO=Tree"}, "cpus_allowed": 2,
+        "ports": [look.Port(setting="sglang_service_port", number=30001, holders=["pid 7 (joe): nginx"])],
+        "governors": ["powersave"],
+        "files": {
+            "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.1  x",
+            "/sys/devices/system/node/online": "0-1", "/sys/devices/system/cpu/online": "0-31",
+            "/proc/sys/kernel/numa_balancing": "1",
+        },
+    },
+    {"query": telling(ecc__mode__current="Disabled"), "visible": "7"},
+    {"query": telling(utilization__gpu="100 %", power__draw="60 W", ecc__mode__current="Disabled")},
+]  # fmt: skip
+
+
+def test_whatever_is_not_in_order_says_what_to_do_about_it():
+    checks = [check for trouble in IN_TROUBLE for check in judge.judge(a_host(**trouble), GIB) if check.verdict != "ok"]
+    assert {check.id for check in checks if not check.mend} == set()
+    # All that docs/preflight.md says of failing and of what may not be seen.
+    assert {check.id for check in checks if check.verdict == "fail"} == {
+        "nvidia_smi", "gpus", "all_gpus", "driver", "kernel_module", "uvm", "memory", "stuck", "recovery", "link_width",
+        "acs", "mig", "ecc", "xid", "shm", "port",
+    }  # fmt: skip
+    assert {check.id for check in checks if check.verdict == "unknown"} == {
+        "gpus", "all_gpus", "driver", "kernel_module", "hmm", "stuck", "recovery", "link_width", "link_generation",
+        "rebar", "topology", "p2p", "acs", "iommu", "numa", "mig", "ecc", "persistence", "power_limit", "slowed", "xid",
+        "pcie_errors", "shm", "limits",
+    }  # fmt: skip
+    assert {check.id for check in checks if check.verdict == "warning"} >= {
+        "link_generation", "rebar", "p2p", "iommu", "numa_balancing", "ecc", "persistence", "power_limit", "slowed",
+        "pcie_errors", "limits", "nccl_files", "cpus", "governor",
+    }  # fmt: skip
 
 
 def test_simulated_gpus_are_not_looked_for_in_this_machine():
