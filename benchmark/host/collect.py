@@ -9,16 +9,19 @@ token by itself. Prompts and answers (the raw requests) stay out.
 from __future__ import annotations
 
 import argparse
+import glob
 import gzip
 import io
 import json
 import os
 import re
+import socket
 import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -32,8 +35,11 @@ from .settings import HostError, Settings, read_settings
 
 HEAD_BYTES, TAIL_BYTES = 256 << 10, 2 << 20
 NCCL_LINES = 4000
+NCCL_FILES = 16
+"""Of those that one NCCL_DEBUG_FILE names: each rank of each start writes its own."""
 JOURNAL_LINES = 2000
 RECORDS = 100
+_LINE_BYTES = 64 << 10
 _SHORTEST_SECRET = 6
 """A shorter value would be replaced all over the place where it means something else."""
 _COMMAND_SECONDS = 20.0
@@ -90,8 +96,34 @@ def head_and_tail(path: Path) -> str:
 def nccl_lines(path: Path) -> str:
     """What NCCL said, from all of the log."""
     with _bytes_of(path) as stream:
-        found = [line for line in stream if b"NCCL" in line]
-    return b"".join(found[:NCCL_LINES]).decode(errors="replace")
+        # In pieces: what has no line ends is no reason to read gigabytes at once.
+        lines = iter(lambda: stream.readline(_LINE_BYTES), b"")
+        found = list(islice((line for line in lines if b"NCCL" in line), NCCL_LINES))
+    return b"".join(found).decode(errors="replace")
+
+
+def nccl_files(told: str, host: str) -> list[Path]:
+    """The files that NCCL made of NCCL_DEBUG_FILE, a whole path, on this host; the newest first.
+
+    %h is the host's name up to its first dot, %p a process, %% a %; the rest stays (NCCL 2.30.7 src/debug.cc).
+    """
+    expanded = {"%h": glob.escape(host.partition(".")[0]), "%p": "[0-9]*", "%%": "%"}
+    pattern = "".join(expanded.get(piece, glob.escape(piece)) for piece in re.split("(%.)", told))
+    found = Path("/").glob(pattern.lstrip("/"))
+    # Below a folder that may not be read there is none: os.path says so, where Path.is_file() raises.
+    return sorted(filter(os.path.isfile, found), key=os.path.getmtime, reverse=True)
+
+
+def nccl_files_told(units: Mapping[Path, str]) -> dict[str, list[str]]:
+    """{NCCL_DEBUG_FILE as NCCL reads it: the units that have it} of unit files and launch scripts."""
+    found: dict[str, list[str]] = {}
+    for path, text in units.items():
+        for name, *values in _ASSIGNED.findall(text):
+            told = "".join(values) if path.suffix == ".sh" else "".join(values).replace("%%", "%")
+            # What goes to /dev/stdout is in the log.
+            if name == "NCCL_DEBUG_FILE" and told.strip("/") and not told.startswith("/dev/"):
+                found.setdefault(told, []).append(f"{path.parent.name}/{path.name}")
+    return found
 
 
 def rotated(log: Path, since: float | None = None) -> Path | None:
@@ -143,9 +175,11 @@ def _files(settings: Settings) -> Iterator[tuple[str, str]]:
     yield "observe.json", json.dumps(seen, indent=1, default=str)
     for state in sorted(settings.state.glob("*.json")):
         yield state.name, _text(state)
-    for unit in _unit_files(settings):
-        yield f"units/{unit.parent.name}/{unit.name}", _text(unit)
+    units = {unit: _text(unit) for unit in _unit_files(settings)}
+    for unit, text in units.items():
+        yield f"units/{unit.parent.name}/{unit.name}", text
     yield from _logs(settings)
+    yield from _nccl_files(units)
     for record in sorted(settings.state.glob("records/*/*/record.json"), key=lambda path: -path.stat().st_mtime)[
         :RECORDS
     ]:
@@ -184,6 +218,27 @@ def _logs(settings: Settings) -> Iterator[tuple[str, str]]:
         for unit in [*manager_for(settings).units(), "shardsweep-job", "shardsweep-guard"]:
             yield f"journal/{unit}.txt", _journal(unit)
             yield f"journal/{unit}-state.txt", _said(["systemctl", "show", f"{unit}.service"])
+
+
+def _nccl_files(units: Mapping[Path, str]) -> Iterator[tuple[str, str]]:
+    """NCCL's lines that a configuration sends elsewhere, and a list of where that is."""
+    told = []
+    for name, users in sorted(nccl_files_told(units).items()):
+        # Of what is no whole path nobody knows the folder: it is the engine's, not ours.
+        found = nccl_files(name, socket.gethostname()) if name.startswith("/") else []
+        for file in found[:NCCL_FILES]:
+            yield f"nccl/{'-'.join(file.parts[1:])}", _nccl_lines_or_why_not(file)
+        there = f"{len(found)} there, the newest {min(len(found), NCCL_FILES)} here"
+        told.append(f"{name} ({', '.join(users)}): {there if found else 'none could be seen; look there by hand'}\n")
+    if told:
+        yield "nccl/files.txt", "".join(told)
+
+
+def _nccl_lines_or_why_not(file: Path) -> str:
+    try:
+        return nccl_lines(file)
+    except (OSError, EOFError, zlib.error) as error:
+        return f"{file}: {error}\n"
 
 
 def _journal(unit: str) -> str:

@@ -137,6 +137,38 @@ def test_an_archive_has_what_a_report_needs_and_no_prompts(tmp_path):
     assert json.loads(files["observe.json"])["gpus"] == "no GPU"
 
 
+def test_what_nccl_writes_into_files_of_its_own_is_taken_from_there(tmp_path, monkeypatch):
+    settings = host(tmp_path)
+    said, home = tmp_path / "said", tmp_path / "units"
+    said.mkdir()
+    monkeypatch.setattr(collect.socket, "gethostname", lambda: "gpu1.example.org")
+    monkeypatch.setattr(collect, "NCCL_FILES", 2)
+    (home / "sglang-tp8.service").write_text(f'[Service]\nEnvironment="NCCL_DEBUG_FILE={said}/50%%%%.%%h.%%p.log"\n')
+    (tmp_path / "run/sglang-ep4.sh").write_text(f"{SCRIPT}export NCCL_DEBUG_FILE='{said}/ep4 50%%.log'\n")
+    (tmp_path / "run/sglang-ep8.sh").write_text("export NCCL_DEBUG_FILE=nccl.log\n")
+    # As NCCL expands it: the host's name up to its first dot, the process, one % for two.
+    for name, at in (("50%.gpu1.7.log", 100.0), ("50%.gpu1.88.log", 300.0), ("50%.gpu1.9.log", 200.0),
+                     ("50%.gpu2.5.log", 400.0), ("50%.gpu1.x.log", 400.0)):  # fmt: skip
+        (said / name).write_text(f"gpu1:7:7 [0] NCCL INFO via SHM {name}\na prompt\n")
+        os.utime(said / name, (at, at))
+    (said / "ep4 50%.log").write_text("gpu1:7:7 [0] NCCL INFO comment pass-word-1\n")
+    monkeypatch.setattr(collect, "_unit_files", lambda _: [*home.glob("*.service"), *(tmp_path / "run").glob("*.sh")])
+    collect.collect(settings, tmp_path / "report.tar.gz")
+    with tarfile.open(tmp_path / "report.tar.gz") as opened:
+        texts = {name: opened.extractfile(name).read().decode() for name in opened.getnames() if "/nccl/" in name}
+    folder = "-".join(said.parts[1:])
+    assert texts.pop("report/nccl/files.txt").splitlines() == [
+        f"{said}/50%%.%h.%p.log (units/sglang-tp8.service): 3 there, the newest 2 here",
+        f"{said}/ep4 50%%.log (run/sglang-ep4.sh): 1 there, the newest 1 here",
+        "nccl.log (run/sglang-ep8.sh): none could be seen; look there by hand",
+    ]
+    assert texts == {
+        f"report/nccl/{folder}-50%.gpu1.88.log": "gpu1:7:7 [0] NCCL INFO via SHM 50%.gpu1.88.log\n",
+        f"report/nccl/{folder}-50%.gpu1.9.log": "gpu1:7:7 [0] NCCL INFO via SHM 50%.gpu1.9.log\n",
+        f"report/nccl/{folder}-ep4 50%.log": "gpu1:7:7 [0] NCCL INFO comment REMOVED\n",
+    }
+
+
 def test_a_broken_nvidia_smi_leaves_the_rest_of_what_is_seen(tmp_path):
     here = host(tmp_path)
     (tmp_path / "none").write_text(
