@@ -3,11 +3,12 @@
 One file for one holder on one GPU, `GPU-PID.json`, replaced whole by rename. A holder whose process has ended
 (its pid gone, a zombie, or used by a younger process) no longer counts. Bytes marked leaked are the other way
 round: they count once their process has ended (before, they are in its own entry).
-What a server keeps its GPUs busy with stands in `activity-PID.json`.
+What a server keeps its GPUs busy with stands in `activity-PID.json`, and in `faults.log` what went wrong on request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _LARGEST_FILE_BYTES = 4096
+_FAULTS = "faults.log"
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,22 @@ class Ledger:
             for gpu in activity.gpus:
                 best[gpu] = max(best.get(gpu, (0.0, 0.0)), (activity.utilization, activity.power))
         return best
+
+    def note_fault(self, kind: str) -> None:
+        """Says that a fault on request happens now: one that was asked for may never be reached."""
+        # The fault is to be the one that was asked for, also where this cannot be written.
+        with contextlib.suppress(OSError):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with (self.directory / _FAULTS).open("a", encoding="utf-8") as file:
+                file.write(f"{kind} {os.getpid()}\n")
+
+    def faults(self) -> list[str]:
+        """The kinds of the faults on request that happened, oldest first; one of every rank stands there for each."""
+        try:
+            lines = (self.directory / _FAULTS).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+        return [line.partition(" ")[0] for line in lines]
 
     def reset(self, gpu: int) -> None:
         """Frees what is leaked on a GPU, as resetting a real one does."""

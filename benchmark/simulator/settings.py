@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .ledger import Ledger
+
 PREFIX = "SHARDSWEEP_SIMULATED_"
 
 FAULT_KINDS = {
@@ -96,6 +98,11 @@ class Settings:
     """Every step takes 1/speed of the modelled time. For tests; a report never compares across it."""
     faults: Faults = Faults({})
     seed: int = 0
+
+    def note_fault(self, kind: str) -> None:
+        """Writes into the ledger that this fault happens now; `wrong_answers`, of every answer, is not told."""
+        if self.ledger is not None:
+            Ledger(self.ledger).note_fault(kind)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:

@@ -708,7 +708,9 @@ class TestFaults:
                 return seen.stage == "weights" and 0 <= seen.figures.get("weights_percent", 100) < 100
 
             engine.wait_for(part_is_loaded)
+            assert engine.ledger.faults() == []
             engine.wait_ready()
+            assert engine.ledger.faults() == ["slow_load"] * 8
 
     def test_hang_in_the_first_collective_is_busy_at_low_power(self, tmp_path: Path) -> None:
         with simulated(tmp_path, *SPLIT, ready=False, FAULT="hang_init") as engine:
@@ -716,20 +718,24 @@ class TestFaults:
             assert engine.seen().stage == "distributed"
             utilization, power = engine.ledger.activities()[0]
             assert utilization == 1.0 and power < 0.3
+            engine.wait_for(lambda: engine.ledger.faults() == ["hang_init"] * 8)
             assert engine.process.poll() is None
 
     def test_crash_while_loading(self, tmp_path: Path) -> None:
         with simulated(tmp_path, *SPLIT, ready=False, FAULT="crash_load") as engine:
             status, failure = failed(engine)
         assert (status, failure.kind, failure.stage) == (-9, "model_corrupt", "weights")
+        assert engine.ledger.faults() == ["crash_load"]
 
     def test_crash_at_a_token(self, tmp_path: Path) -> None:
         with simulated(tmp_path, *SPLIT, FAULT="crash_at_token:30") as engine:
             body = {"input_ids": [50], "sampling_params": LONG, "stream": True}
+            assert engine.ledger.faults() == []
             with pytest.raises(requests.RequestException):
                 assert len(engine.post("/generate", body).content) < 0
             status, failure = failed(engine)
         assert (status, failure.kind, failure.stage) == (-9, "crash", "ready")
+        assert engine.ledger.faults() == ["crash_at_token"]
         assert "illegal memory access" in failure.evidence[0]
 
     def test_out_of_memory_under_load(self, tmp_path: Path) -> None:
@@ -739,6 +745,7 @@ class TestFaults:
             status, failure = failed(engine)
         assert (status, failure.kind) == (-9, "out_of_memory_running")
         assert "Lower --mem-fraction-static from 0.88 to 0.84" in failure.advice
+        assert engine.ledger.faults() == ["oom_at_tokens"]
 
     def test_memory_stays_after_death(self, tmp_path: Path) -> None:
         with simulated(tmp_path, *SPLIT, FAULT="leak:8G") as engine:
@@ -747,6 +754,7 @@ class TestFaults:
             engine.wait_for(lambda: engine.held() == 8 * 8 * 2**30, 2)
             engine.ledger.reset(0)
             assert engine.ledger.used_bytes(0) == 0
+            assert engine.ledger.faults() == ["leak"] * 8
 
     def test_a_child_in_another_session_survives(self, tmp_path: Path) -> None:
         with simulated(tmp_path, *SPLIT, FAULT="orphan:2G") as engine:
@@ -757,6 +765,7 @@ class TestFaults:
                 engine.wait_exit(5)
                 engine.wait_for(lambda: engine.held() == 2 * 2**30, 2)
                 os.kill(orphan, 0)
+                assert engine.ledger.faults() == ["orphan"]
             finally:
                 os.kill(orphan, signal.SIGKILL)
 
@@ -764,6 +773,7 @@ class TestFaults:
         with simulated(tmp_path, *SPLIT, ready=False, FAULT="lying_health:0.3") as engine:
             engine.wait_for(lambda: engine.seen().stage == "ready")
             engine.wait_for(lambda: len(engine.ledger.holders()) == 7)
+            assert engine.ledger.faults() == ["lying_health"]
             assert engine.health() == 200
             with pytest.raises(requests.Timeout):
                 requests.post(engine.url + "/generate", json={"text": "a"}, timeout=0.5)
@@ -771,10 +781,12 @@ class TestFaults:
 
     def test_a_stop_that_never_ends(self, tmp_path: Path) -> None:
         with simulated(tmp_path, *SPLIT, FAULT="hang_stop") as engine:
+            assert engine.ledger.faults() == []
             engine.process.send_signal(signal.SIGTERM)
             engine.wait_for(lambda: "Remaining number of requests 2." in engine.text())
             time.sleep(1.0)
             assert engine.process.poll() is None
+            assert engine.ledger.faults() == ["hang_stop"]
 
     def test_a_fault_that_there_is_not(self, tmp_path: Path) -> None:
         with simulated(tmp_path, *SPLIT, ready=False, FAULT="melt") as engine:

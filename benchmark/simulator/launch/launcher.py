@@ -166,6 +166,7 @@ def _orphan(settings: Settings) -> int:
     size = int(settings.faults["orphan"])
     if settings.ledger and size:
         Ledger(settings.ledger).hold(0, size, pid=child.pid, name="nvcc")
+    settings.note_fault("orphan")
     return child.pid
 
 

@@ -155,6 +155,7 @@ def _init_distributed(start: Start) -> None:
     leak = start.settings.faults.get("leak")
     if leak and start.ledger:
         start.ledger.hold(rank.gpu, int(leak), name=rank.name, leaked=True)
+        start.settings.note_fault("leak")
     if len(blueprint.ranks) > 1:
         if rank.index == 0:
             start.log("sglang is using nccl==2.28.9")
@@ -162,6 +163,7 @@ def _init_distributed(start: Start) -> None:
         if "hang_init" in start.settings.faults:
             if start.ledger:
                 start.ledger.work([rank.gpu], 1.0, HANG_POWER, None)
+            start.settings.note_fault("hang_init")
             while True:
                 signal.pause()
     start.wait_until(DISTRIBUTED_END)
@@ -214,15 +216,20 @@ def _load_weights(start: Start) -> None:
         start.delay += faults.get("slow_load") or 0.0
     else:
         _read_checkpoint(start)
-    while "hang_load" in faults:
-        signal.pause()
+    if "hang_load" in faults:
+        start.settings.note_fault("hang_load")
+        while True:
+            signal.pause()
     if "crash_load" in faults and start.rank.index == 0:
+        start.settings.note_fault("crash_load")
         raise EngineError(
             "files",
             "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, "
             "file not fully covered",
         )
     start.wait_until(LOAD_END)
+    if "slow_load" in faults:
+        start.settings.note_fault("slow_load")
     start.allocated = blueprint.stage_weights[start.rank.pp]
     start.hold()
     quantization = f"quant={blueprint.quantization}, " if blueprint.quantization else ""

@@ -156,6 +156,7 @@ class _Service:
             self.engine.scheduler.alive = False
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.engine.pids[0], signal.SIGKILL)
+            self.settings.note_fault("lying_health")
 
     def _install_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
@@ -170,6 +171,8 @@ class _Service:
 
     async def _drain(self) -> None:
         logged = 0.0
+        if "hang_stop" in self.settings.faults:
+            self.settings.note_fault("hang_stop")
         while True:
             left = list(self.engine.open_requests)
             if "hang_stop" in self.settings.faults:
@@ -211,6 +214,7 @@ class _Service:
         faults = self.settings.faults
         limit = faults.get("crash_at_token")
         if limit is not None and scheduler.counters.generated >= limit and self.engine.status == "Up":
+            self.settings.note_fault("crash_at_token")
             raise EngineError(
                 "decode",
                 "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
@@ -221,6 +225,7 @@ class _Service:
         if limit is not None and scheduler.waiting:
             held = scheduler.used_tokens() + sum(request.length() for request in scheduler.waiting)
             if held >= limit:
+                self.settings.note_fault("oom_at_tokens")
                 raise EngineError("prefill", "torch.OutOfMemoryError: " + self._out_of_memory())
 
     def _out_of_memory(self) -> str:
