@@ -23,9 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from chaos_faults import FAKETIME, KINDS, Fault
+from chaos_faults import FAKETIME, KINDS, WORKLOAD, Fault
 from chaos_round import PATIENCE_SECONDS
-from chaos_site import CLOCK, GPUS, HOST, LIBFAKETIME, WORKLOAD, Site
+from chaos_site import CLOCK, GPUS, HOST, LIBFAKETIME, Site
 
 from benchmark.campaign import __main__ as controller_verbs
 from benchmark.host import holding, jobs, records, watch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +15,19 @@ if TYPE_CHECKING:
     from chaos_round import Site
 
 LADDER = [1, 2]
+WORKLOAD = {
+    "name": "short",
+    "prompt_tokens": 32,
+    "output_tokens": 8,
+    "window_seconds": 0.6,
+    "minimum_window_seconds": 0.3,
+    "minimum_requests": 2,
+    "half_width": 0.5,
+    "ramp_turnover": 0.25,
+}
+LEAST_TOKENS = WORKLOAD["output_tokens"] * (2 + 2 * sum(LADDER) + WORKLOAD["minimum_requests"] * len(LADDER[:-1]))
+"""What an engine makes before its last point, however slow its machine: its own first answer, which is as long, and the
+load generator's probe; two passes of the warm-up over the ladder; of each point before the last the fewest requests."""
 ENGINE_FAULTS = {
     "slow load": "slow_load:2",
     "hang while loading": "hang_load",
@@ -46,6 +62,9 @@ RUBBISH = ("empty", "half", "null", "list", "other", "noise")
 HELD_SECONDS = 6.0
 CUT_SECONDS = {"connection lost for a while": 4.0, "connection lost for long": 25.0}
 """Within and beyond what a sweep of the suite waits for a connection."""
+EXITED_WELL = "exit status 0"
+NO_ROOM = (os.strerror(errno.EFBIG), os.strerror(errno.ENOSPC))
+"""How a write is refused: to a process that may write no byte more, and on a disk that is full."""
 
 
 @dataclass
@@ -71,8 +90,23 @@ class Fault:
     lasts_seconds: float = 0.0
     """So long after it struck it is over by itself."""
     struck_at: float | None = None
+    seen: bool = False
+    """Whether there was a sign that it happened; to be drawn, or asked of an engine, is none."""
     finished: dict[Any, Any] = field(default_factory=dict)
     """The finished points when it struck."""
+
+    def signs(self, site: Site, told: Sequence[str]) -> int:
+        """How many signs there are by now that it happened; `told`: every line of the sweep."""
+        if self.engine:
+            kind = self.detail.partition(":")[0]
+            return site.strike("faults").count(kind)
+        if self.kind == "disk full on the host":
+            return site.strike("refused_writes")
+        if self.kind == "disk full on the controller":
+            refused = sum(any(text in line for text in NO_ROOM) for line in told)
+            # Processes of Ansible's own that may write nothing die of it without a word of why.
+            return refused + (self.struck_at is not None and EXITED_WELL not in told)
+        return int(self.struck_at is not None)
 
     def wait_until_over(self) -> None:
         if self.struck_at is not None:
@@ -90,7 +124,9 @@ def draw(seed: int, kind: str, names: Sequence[str], gpus: int) -> Fault:
     share = random.Random(f"{seed} {kind} share").random()
     fault = Fault(kind, victim, moment, round(chance.uniform(0, 0.8), 3), round(share, 3))
     if kind in ENGINE_FAULTS:
-        fault.detail = ENGINE_FAULTS[kind].format(tokens=chance.randint(1, 2000), seconds=chance.choice([0, 1, 3]))
+        # In two thousandths of what it makes, so that the next number of a seed stays what it was.
+        tokens = math.ceil(LEAST_TOKENS * chance.randint(1, 2000) / 2000)
+        fault.detail = ENGINE_FAULTS[kind].format(tokens=tokens, seconds=chance.choice([0, 1, 3]))
         fault.engine = {victim: fault.detail}
         if kind.startswith("hang") or kind == "lying health":
             fault.limits = {"start_seconds": 12.0, "quiet_seconds": 8.0}

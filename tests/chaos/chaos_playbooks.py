@@ -24,8 +24,8 @@ from typing import Any
 
 import chaos_strikes
 import yaml
-from chaos_faults import HOST_KINDS, LADDER, PLAYBOOK_KINDS, Fault
-from chaos_site import ROOT, WORKLOAD, points_of
+from chaos_faults import HOST_KINDS, LADDER, PLAYBOOK_KINDS, WORKLOAD, Fault
+from chaos_site import ROOT, points_of
 
 from benchmark.campaign.record import Record
 from benchmark.campaign.store import Campaign

@@ -120,7 +120,7 @@ def play(site: Site, seed: int, kind: str) -> dict[str, Any]:
         "victim": fault.victim,
         "moment": f"{fault.share:.0%}" if site.usual_seconds else fault.moment,
         "detail": fault.detail,
-        "struck": fault.struck_at is not None or bool(fault.engine or fault.full_disk_at),
+        "struck": fault.seen,
         "problem": problem,
         "lost": lost,
         "seconds": round(time.monotonic() - began, 1),
@@ -131,8 +131,12 @@ def play(site: Site, seed: int, kind: str) -> dict[str, Any]:
 def _break_and_mend(site: Site, seed: int, fault: Fault, said: list[str]) -> None:
     before = site.finished()
     site.prepare(seed, fault)
-    status = follow(site, seed, fault, said)
-    said.append(f"exit status {status}")
+    signs = fault.signs(site, said)
+    try:
+        status = follow(site, seed, fault, said)
+        said.append(f"exit status {status}")
+    finally:
+        fault.seen = fault.signs(site, said) > signs
     # What was finished in the moment of the fault counts, even where the fault is a spoiled file.
     between = {**before, **fault.finished, **site.finished()}
     if wrong := site.told(seed, status, said):

@@ -15,7 +15,7 @@ from typing import Any
 
 import chaos_strikes
 import msgspec
-from chaos_faults import LADDER
+from chaos_faults import LADDER, WORKLOAD
 
 from benchmark.campaign.record import Point
 from benchmark.campaign.store import Campaign
@@ -34,16 +34,6 @@ CATALOGUE: dict[str, dict[str, Any]] = {
     "tp2": {"tp_size": 2},
     "ep2": {"tp_size": 2, "ep_size": 2},
     "small_chunk": {"tp_size": 2, "chunked_prefill_size": 2048},
-}
-WORKLOAD = {
-    "name": "short",
-    "prompt_tokens": 32,
-    "output_tokens": 8,
-    "window_seconds": 0.6,
-    "minimum_window_seconds": 0.3,
-    "minimum_requests": 2,
-    "half_width": 0.5,
-    "ramp_turnover": 0.25,
 }
 
 PointKey = tuple[str, str, int, int]

@@ -9,6 +9,7 @@ answers None where what it is about is not there (yet).
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -78,6 +79,21 @@ def fill_disk(settings: Settings) -> str | None:
     except ProcessLookupError:
         return None
     return f"no byte more for {pid}" if pid else None
+
+
+def refused_writes(settings: Settings) -> int:
+    """How many writes there was no room for: those that the load generator's log tells of, and the one of a disk that
+    was filled, where a log could not tell."""
+    refused = int(_filler(settings).exists())
+    with contextlib.suppress(OSError):
+        text = manager_for(settings).log(JOB_UNIT).read_text(errors="replace")
+        refused += sum(text.count(os.strerror(number)) for number in (errno.EFBIG, errno.ENOSPC))
+    return refused
+
+
+def faults(settings: Settings) -> list[str]:
+    """The faults that simulated engines were asked for and that happened, as the engines wrote them down."""
+    return _ledger(settings).faults()
 
 
 def repair(settings: Settings) -> str:
@@ -179,8 +195,9 @@ def _apart(command: list[str], environment: dict[str, str]) -> subprocess.Popen[
     return subprocess.Popen(command, env=own, stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
+_TOLD = (refused_writes, faults, running, held, finished)
 VERBS: dict[str, Callable[..., Any]] = {
-    verb.__name__: verb for verb in (kill, hold_memory, fill_disk, repair, spoil, cut, running, held, finished)
+    verb.__name__: verb for verb in (kill, hold_memory, fill_disk, repair, spoil, cut, *_TOLD)
 }
 
 
