@@ -1,6 +1,9 @@
-"""Hosts whose Python is too old, or cannot make an environment: told before anything is written, in check mode too."""
+"""Hosts whose Python is too old, has no headers, or cannot make an environment: told before anything is fetched."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -25,6 +28,17 @@ def play(site: Site, role: str, *arguments: str, **variables):
         yaml.safe_dump([{"hosts": "here", "gather_facts": False, "roles": [f"shardsweep.serving.{role}"]}])
     )
     return site.play(str(playbook), *arguments, **variables)
+
+
+def engine(site: Site, **more) -> None:
+    site.variables |= {
+        "sglang_home": str(site.folder / "sglang"),
+        "sglang_packages": False,
+        "sglang_free_bytes": 1,
+        "sglang_fact_path": str(site.folder / "facts.d"),
+        "sglang_user": "",
+        **more,
+    }
 
 
 @pytest.mark.parametrize("arguments", [(), ("--check",)])
@@ -58,15 +72,50 @@ def test_what_debians_python_lacks_would_be_installed(site):
     [("0.5.23", "3.10", True), ("0.5.11", "3.10", False), ("0.5.23", "3.11", False), ("0.5.23", "path", True)],
 )
 def test_a_lock_of_a_newer_python_is_told_beforehand(site, release, given, refused):
-    site.variables |= {
-        "sglang_home": str(site.folder / "sglang"),
-        "sglang_release": release,
-        "sglang_python": python(site, "3.10") if given == "path" else given,
-        "sglang_packages": False,
-        "sglang_free_bytes": 1,
-        "sglang_fact_path": str(site.folder / "facts.d"),
-        "sglang_user": "",
-    }
+    engine(site, sglang_release=release, sglang_python=python(site, "3.10") if given == "path" else given)
     done = play(site, "sglang", "--check")
     assert ("is Python 3.10; the lock of SGLang 0.5.23 is for 3.11 or newer" in said(done)) == refused
     assert (done.returncode != 0) == refused, said(done)
+
+
+def headless(site: Site) -> str:
+    """This Python as a distribution has it, without its headers."""
+    program = site.folder / "headless"
+    hidden = "import sys, sysconfig; sysconfig.get_path = lambda *_: '/usr/include/python3.x'; exec(sys.argv[1])"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{hidden}" "$2"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_named_python_without_headers_is_told_beforehand(site):
+    engine(site, sglang_python=headless(site))
+    refused = play(site, "sglang", "--check")
+    assert refused.returncode != 0
+    assert "has no headers (/usr/include/python3.x/Python.h is not there)" in said(refused)
+    assert f"Install python{sys.version_info.major}.{sys.version_info.minor}-dev" in said(refused)
+
+
+@pytest.mark.parametrize(
+    ("found", "forbidden", "asked", "told"),
+    [
+        ("without headers", {}, "--managed-python --python 3.12", "nothing is downloaded here"),
+        ("without headers", {"UV_NO_MANAGED_PYTHON": "1"}, None, "uv may not take a Python of its own"),
+        ("with headers", {}, "--python 3.12", "nothing is downloaded here"),
+    ],
+)
+def test_uv_takes_a_python_of_its_own_where_the_hosts_has_no_headers(site, found, forbidden, asked, told):
+    answers = {"without headers": f"echo {headless(site)}", "with headers": f"echo {sys.executable}"}
+    uv, log = site.folder / "uv", site.folder / "asked"
+    uv.write_text(
+        f'#!/bin/sh\ncase "$1 $2" in "python find") {answers[found]} ;; *) echo "$@" >>{log}; '
+        "echo nothing is downloaded here >&2; exit 1 ;; esac\n"
+    )
+    uv.chmod(0o755)
+    engine(site, sglang_python="3.12", sglang_uv=str(uv), sglang_install_environment=forbidden)
+    done = play(site, "sglang")
+    assert told in said(done)
+    advised = f"install python{sys.version_info.major}.{sys.version_info.minor}-dev" in said(done)
+    assert advised == (found == "without headers")
+    venvs = [line.rsplit(" ", 1) for line in log.read_text().splitlines()] if log.exists() else []
+    assert [words for words, _ in venvs] == ([f"venv --quiet --no-project {asked}"] if asked else [])
+    assert not list((site.folder / "sglang").glob("venv-*"))

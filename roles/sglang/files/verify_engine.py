@@ -49,7 +49,9 @@ def headers():
     """Triton compiles a launcher against Python itself; a distribution's Python comes without its headers."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.exists():
-        sys.exit(f"{header} is not there: install python3-dev of this Python, or let uv install one (sglang_python).")
+        name = ".".join(platform.python_version_tuple()[:2])
+        packages = f"python{name}-dev (Debian, Ubuntu) or python{name}-devel (Enterprise Linux)"
+        sys.exit(f"{header} is not there: install {packages} and run this again.")
 
 
 def main():
