@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -119,3 +122,52 @@ def test_uv_takes_a_python_of_its_own_where_the_hosts_has_no_headers(site, found
     venvs = [line.rsplit(" ", 1) for line in log.read_text().splitlines()] if log.exists() else []
     assert [words for words, _ in venvs] == ([f"venv --quiet --no-project {asked}"] if asked else [])
     assert not list((site.folder / "sglang").glob("venv-*"))
+
+
+def lists_nothing(folder: Path, package: str) -> Path:
+    """A configuration of apt with one source that has this package, and no lists yet, as in a fresh image.
+
+    What it would unpack is written into `folder`/unpacked, and not done.
+    """
+    build, source = folder / "build/DEBIAN", folder / "source"
+    parts = ("etc/apt", "var/lib/dpkg", "var/lib/apt/lists", "var/cache/apt")
+    for path in (build, source, *(folder / part for part in parts)):
+        path.mkdir(parents=True)
+    (folder / "var/lib/dpkg/status").touch()
+    fields = f"Package: {package}\nVersion: 1\nArchitecture: all\nMaintainer: no <no@localhost>\nDescription: nothing\n"
+    (build / "control").write_text(fields)
+    deb = source / f"{package}_1_all.deb"
+    subprocess.run(["dpkg-deb", "--build", build.parent, deb], check=True, capture_output=True)
+    digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+    entry = f"{fields}Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
+    (source / "Packages").write_text(entry)
+    (folder / "etc/apt/sources.list").write_text(f"deb [trusted=yes] file:{source} ./\n")
+    dpkg = folder / "dpkg"
+    dpkg.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *--unpack*|*--configure*) echo "$@" >>{folder}/unpacked ;; *) exec /usr/bin/dpkg "$@" ;; esac\n'
+    )
+    dpkg.chmod(0o755)
+    configuration = folder / "apt.conf"
+    configuration.write_text(
+        f'Dir "{folder}/";\nDir::State::status "{folder}/var/lib/dpkg/status";\nDir::Bin::dpkg "{dpkg}";\n'
+        'APT::Sandbox::User "root";\n'
+    )
+    return configuration
+
+
+def no_apt() -> bool:
+    asked = subprocess.run(["/usr/bin/python3", "-c", "import apt"], capture_output=True, check=False)
+    return os.geteuid() != 0 or asked.returncode != 0
+
+
+@pytest.mark.skipif(no_apt(), reason="this needs root, and the apt of a Debian")
+@pytest.mark.parametrize(("role", "package"), [("sglang_tools", "python3.99-venv"), ("sglang", "stands-for-libnuma1")])
+def test_what_a_fresh_image_lacks_is_installed_although_it_has_no_lists(site, role, package, monkeypatch):
+    monkeypatch.setenv("APT_CONFIG", str(lists_nothing(site.folder / "apt", package)))
+    tools = {"sglang_tools_home": str(site.folder / "tools"), "sglang_tools_python": python(site, "3.99", whole=False)}
+    engine(site, **tools, sglang_packages=True, sglang_uv="/bin/false")
+    done = play(site, role, __sglang_packages=[package])
+    unpacked = site.folder / "apt/unpacked"
+    assert unpacked.exists(), said(done)
+    assert f"{package}_1_all.deb" in unpacked.read_text()
