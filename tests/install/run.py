@@ -59,10 +59,11 @@ def main() -> int:
 
 
 def find_python() -> str:
-    """A Python 3.12 of this machine, on PATH or pyenv's; the bare version where there is none, for uv to fetch."""
+    """A Python 3.12 of this machine with headers, on PATH or pyenv's; the bare version where there is none, for uv."""
+    look = ROOT / "roles/sglang/files/look_at_python.py"
     for path in (shutil.which("python3.12"), *sorted(Path.home().glob(".pyenv/versions/3.12.*/bin/python3.12"))):
-        # A shim of pyenv's answers only where its version was chosen.
-        if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+        # A shim of pyenv's answers only where its version was chosen; one without headers answers more.
+        if path and subprocess.run([path, look], capture_output=True, text=True, check=False).stdout == "3.12\n":
             return str(path)
     return "3.12"
 
