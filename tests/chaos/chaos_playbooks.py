@@ -48,6 +48,9 @@ SETTINGS = {
     "sglang_service_lease_seconds": 15,
     "sglang_service_reconnect_seconds": 12,
 }
+_SEMAPHORE_BYTES = 64
+"""What no disk refuses: semaphores lie in memory, as files of 32 bytes. Without one ansible-core 2.19 does not start the
+next task's process, says nothing, and waits for its answer for ever (_queue_task passes over an OSError)."""
 CONNECTIONS = ROOT / "tests/data/connection"
 
 
@@ -197,16 +200,16 @@ class Playbooks:
         return f"killed {' '.join(map(str, victims))}"
 
     def fill_controllers_disk(self, pid: int, seconds: float) -> str | None:
-        """No file of the controller, nor of what it starts from now on, may have a byte until the time is over."""
+        """No file of the controller, nor of what it starts from now on, may be larger until the time is over."""
         limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
 
         def fill(size: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, limits[1]))
 
-        fill(0)
+        fill(_SEMAPHORE_BYTES)
         threading.Timer(seconds, fill, [limits[0]]).start()
-        return f"no byte more for {pid} for {seconds} s"
+        return f"no more than {_SEMAPHORE_BYTES} bytes in a file of {pid} for {seconds} s"
 
     def spoil_kept(self, how: str, seed: int) -> str | None:
         return chaos_strikes.spoil_newest(self.folder / "campaigns", "**/record.json", how, seed)
