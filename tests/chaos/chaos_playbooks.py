@@ -49,8 +49,8 @@ SETTINGS = {
     "sglang_service_reconnect_seconds": 12,
 }
 _SEMAPHORE_BYTES = 64
-"""What no disk refuses: semaphores lie in memory, as files of 32 bytes. Without one ansible-core 2.19 does not start the
-next task's process, says nothing, and waits for its answer for ever (_queue_task passes over an OSError)."""
+"""What no disk refuses: semaphores lie in memory, as files of 32 bytes. Without one ansible-core 2.19 does not start
+the next task's process, says nothing, and waits for its answer for ever (_queue_task passes over an OSError)."""
 CONNECTIONS = ROOT / "tests/data/connection"
 
 
