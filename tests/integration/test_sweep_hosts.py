@@ -38,6 +38,7 @@ def test_alike_hosts_share_the_configurations_and_each_has_the_baseline(two):
     }
 
 
+@pytest.mark.long
 def test_unlike_hosts_have_a_campaign_each(two):
     two.hosts["there"]["sglang_service_simulated_hardware"] = "8x H200"
     done = two.play("sweep.yml", configs="tp8,ep8", concurrencies="4")

@@ -133,6 +133,7 @@ def test_what_a_budget_leaves_out_is_named(site):
     assert "pp8" in (campaign_of(site).folder / "report.md").read_text()
 
 
+@pytest.mark.long
 def test_only_what_may_pass_is_tried_again_unless_asked(site):
     first = site.play("sweep.yml", configs="ep8,tp4ep2", concurrencies="1", plan="off")
     assert first.returncode == 0, said(first)
