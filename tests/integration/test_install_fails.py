@@ -34,7 +34,8 @@ def refused(site: Site, role: str, tasks: str, **variables: Any) -> str:
 
 def download(site: Site, then: str, **more: Any) -> str:
     plan = '{"files": 1, "needed_bytes": 1, "free_bytes": 1000}'
-    python = stand_in(site.folder / "python", f"case $2 in plan) echo '{plan}';; *) {then};; esac")
+    # It reads the program as Python does: nobody can write to a process that has ended.
+    python = stand_in(site.folder / "python", f"cat >/dev/null; case $2 in plan) echo '{plan}';; *) {then};; esac")
     variables = {
         "sglang_model_python": python,
         "sglang_model_folder": str(site.folder / "model"),
@@ -92,7 +93,7 @@ def test_a_folder_of_somebody_elses_is_not_given_to_the_engine(site):
 
 def test_an_engine_that_fails_is_told_by_its_last_line(site):
     venv = site.folder / "venv-0.5.11-abcdef01"
-    stand_in(venv / "bin/python", "echo ImportError: kernels >&2; exit 1")
+    stand_in(venv / "bin/python", "cat >/dev/null; echo ImportError: kernels >&2; exit 1")
     told = refused(site, "sglang", "verify.yml", sglang_venv=str(venv), sglang_user="")
     assert "does not work for" in told
     assert "ImportError: kernels What was in use stays in use." in told
