@@ -48,6 +48,7 @@ def mend(cut: Path) -> None:
     cut.unlink()
 
 
+@pytest.mark.long
 def test_what_was_under_way_goes_on_and_is_collected(site):
     cut = breaking(site)
     # A start that is looked at more than once.

@@ -156,6 +156,7 @@ def test_a_port_that_somebody_else_has_is_named_with_who_has_it(site):
     assert site.serving() == []
 
 
+@pytest.mark.long
 def test_memory_that_somebody_else_holds_is_named_and_left_alone(site, tools):
     assert site.play("deploy.yml", config="ep4").returncode == 0
     holder = subprocess.Popen(

@@ -220,6 +220,7 @@ def test_ctrl_c_keeps_what_was_measured_gives_the_host_back_and_goes_on_later(si
     assert site.serving() == ["sglang-ep4"]
 
 
+@pytest.mark.long
 def test_a_controller_that_dies_leaves_a_host_that_restores_itself(site):
     site.variables["sglang_service_lease_seconds"] = 6
     assert site.play("deploy.yml", config="ep4").returncode == 0
