@@ -214,6 +214,10 @@ def test_it_is_promoted_on_both_and_both_go_back(pair):
     assert [since[-1] for since in facts(pair, "ep4")] == ["Z", "Z"]
 
 
+def starts_of_the_rank(pair) -> int:
+    return (pair.folder / "state2/log/sglang-tp16.log").read_text().count("server_args=ServerArgs(")
+
+
 @pytest.mark.long
 def test_what_was_spread_comes_back_spread(pair):
     pair.variables["sglang_site_configs"] = SPREAD | {"other": SPREAD["tp16"] | {"hypothesis": ""}}
@@ -233,10 +237,13 @@ def test_what_was_spread_comes_back_spread(pair):
     del pair.hosts["there"]["sglang_service_simulated_fault"]
     done = pair.play("playbooks/promote.yml", config="other", interrupt=True)
     assert done.returncode == 0, said(done)
+    before = starts_of_the_rank(pair)
     back = pair.play("playbooks/promote.yml", rollback=True)
     assert back.returncode == 0, said(back)
     assert units(pair) == (["sglang-tp16"], ["sglang-tp16"])
     assert pair.ask("/server_info").json()["nnodes"] == 2
+    # A rank that is started twice ends the engine of the first node, which has met it.
+    assert starts_of_the_rank(pair) == before + 1
 
 
 @pytest.mark.long
