@@ -62,7 +62,8 @@ RUBBISH = ("empty", "half", "null", "list", "other", "noise")
 HELD_SECONDS = 6.0
 CUT_SECONDS = {"connection lost for a while": 4.0, "connection lost for long": 25.0}
 """Within and beyond what a sweep of the suite waits for a connection."""
-EXITED_WELL = "exit status 0"
+EXITED = "exit status {}"
+"""How a sweep's end stands behind the lines that it told."""
 NO_ROOM = (os.strerror(errno.EFBIG), os.strerror(errno.ENOSPC))
 """How a write is refused: to a process that may write no byte more, and on a disk that is full."""
 
@@ -105,7 +106,7 @@ class Fault:
         if self.kind == "disk full on the controller":
             refused = sum(any(text in line for text in NO_ROOM) for line in told)
             # Processes of Ansible's own that may write nothing die of it without a word of why.
-            return refused + (self.struck_at is not None and EXITED_WELL not in told)
+            return refused + (self.struck_at is not None and EXITED.format(0) not in told)
         return int(self.struck_at is not None)
 
     def wait_until_over(self) -> None:

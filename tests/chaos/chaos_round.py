@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
-from chaos_faults import Fault, draw
+from chaos_faults import EXITED, Fault, draw
 
 PATIENCE_SECONDS = 90.0
 """Longer than any sweep of the suite's own may last on a slow machine."""
@@ -134,7 +134,7 @@ def _break_and_mend(site: Site, seed: int, fault: Fault, said: list[str]) -> Non
     signs = fault.signs(site, said)
     try:
         status = follow(site, seed, fault, said)
-        said.append(f"exit status {status}")
+        said.append(EXITED.format(status))
     finally:
         fault.seen = fault.signs(site, said) > signs
     # What was finished in the moment of the fault counts, even where the fault is a spoiled file.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from stand_ins import LoggedUnit
 
 from benchmark.engine import lifecycle
 from benchmark.host import clock, engine_http, failures, log_file, switch
@@ -41,26 +42,6 @@ def capture(name: str, behind: str) -> tuple[str, str]:
     return text[:place], text[place:]
 
 
-class Unit:
-    def __init__(self, log: Path, **state):
-        self.path, self.now, self.stopped = log, ServiceState(unit="sglang-ep4", **state), []
-
-    def units(self):
-        return ["sglang-ep4"]
-
-    def state(self, unit):
-        return self.now
-
-    def log(self, unit):
-        return self.path
-
-    def processes(self, unit):
-        return []
-
-    def stop(self, unit):
-        self.stopped.append(unit)
-
-
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_http, "health", lambda _: "refused")
@@ -84,7 +65,7 @@ def fallen(settings, tmp_path, monkeypatch):
         write_json(tmp_path / "switch.json", ready)
         write_json(tmp_path / "running.json", {"sglang-ep4": start})
         (tmp_path / "log").write_text(text)
-        manager = Unit(tmp_path / "log", activity="inactive", exit_signal=9)
+        manager = LoggedUnit(tmp_path / "log", activity="inactive", exit_signal=9)
         monkeypatch.setattr(switch, "manager_for", lambda _: manager)
         return failures.last(settings, manager)
 
@@ -103,7 +84,7 @@ def started(log: Path) -> dict:
 def test_a_failure_behind_8_mib_of_a_start_is_named(settings, tmp_path):
     """As the same failure without them."""
     head, failed = capture("graph_oom", "Capture cuda graph begin")
-    state, manager = started(tmp_path / "log"), Unit(tmp_path / "log", activity="active", pid=1)
+    state, manager = started(tmp_path / "log"), LoggedUnit(tmp_path / "log")
     manager.path.write_text(head + mebibytes(TREES, 9))
     switch._watch(settings, manager, state)
     assert state["phase"] == "starting"
@@ -118,7 +99,7 @@ def test_a_failure_behind_8_mib_of_a_start_is_named(settings, tmp_path):
 
 def test_a_port_that_is_taken_ends_a_start_behind_8_mib_too(settings, tmp_path):
     head, failed = capture("port_taken", "server_args=")
-    state, manager = started(tmp_path / "log"), Unit(tmp_path / "log", activity="active", pid=1)
+    state, manager = started(tmp_path / "log"), LoggedUnit(tmp_path / "log")
     manager.path.write_text(head + mebibytes(TREES, 9) + failed)
     switch._watch(settings, manager, state)
     assert (state["failure"]["kind"], manager.stopped) == ("port_taken", ["sglang-ep4"])
@@ -177,7 +158,7 @@ def test_it_was_ready_where_the_log_was_truncated_since(fallen):
 
 def test_what_a_look_saw_of_a_start_stays_known(settings, tmp_path, small):
     """Later it is in the middle of the log."""
-    state, manager = started(tmp_path / "log"), Unit(tmp_path / "log", activity="active", pid=1)
+    state, manager = started(tmp_path / "log"), LoggedUnit(tmp_path / "log")
     loaded = (
         "[2026-11-29 11:34:55 TP0] Load weight end. elapsed=45.0 s, type=X, avail mem=22.02 GB, mem usage=71.87 GB.\n"
     )
@@ -195,7 +176,7 @@ def test_what_a_look_saw_of_a_start_stays_known(settings, tmp_path, small):
 def test_a_log_that_grows_by_lines_of_requests_alone_tells_of_no_recovery(settings, tmp_path, small):
     """Its tail begins where it began, so that no line of the engine's leaves it."""
     head, failed = capture("graph_oom", "server_args=")
-    state, manager = started(tmp_path / "log"), Unit(tmp_path / "log", activity="active", pid=1)
+    state, manager = started(tmp_path / "log"), LoggedUnit(tmp_path / "log")
     asked = '[2026-11-29 11:00:50] INFO:     127.0.0.1:4 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
     manager.path.write_text(head + "NCCL INFO x\n" * 1000 + failed)
     for _ in range(2):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from stand_ins import LoggedUnit
 
 from benchmark.host import clock, engine_http, gpus, switch
-from benchmark.host.services import ServiceState
 from benchmark.host.settings import Settings
 
 GRAPHS = """\
@@ -21,25 +21,6 @@ which 1.10 GiB is free.
 """
 
 
-class Unit:
-    """The main process lives, whatever its log says."""
-
-    def __init__(self, log):
-        self.path, self.stopped = log, []
-
-    def state(self, unit):
-        return ServiceState(unit=unit, activity="active", pid=1)
-
-    def log(self, unit):
-        return self.path
-
-    def processes(self, unit):
-        return []
-
-    def stop(self, unit):
-        self.stopped.append(unit)
-
-
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
     """What a second look says of a start whose log holds `text`, so many seconds after the first one.
@@ -52,7 +33,7 @@ def watched(tmp_path, monkeypatch):
     def looked_at(text, *, quiet, began=300, then="", gpu=0):
         devices = []
         monkeypatch.setattr(gpus, "activity", lambda _: devices)
-        manager = Unit(tmp_path / "log")
+        manager = LoggedUnit(tmp_path / "log")
         manager.path.write_text(text)
         now = clock.mark()
         start = {"began": now | {"seconds": now["seconds"] - began}, "log_offset": 0, "signs": {"gpu_bytes": 0}}
